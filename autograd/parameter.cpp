@@ -1,0 +1,30 @@
+#include "autograd/parameter.h"
+
+#include "tensor/check.h"
+
+namespace ebb {
+
+Parameter::Parameter(Tensor master) : state_(std::make_shared<State>()) {
+  set_master(std::move(master));
+}
+
+void Parameter::set_master(Tensor master) const {
+  check(master.defined() && (master.dtype() == DType::f32 || master.dtype() == DType::f64),
+        "parameter: the master must be f32 or f64");
+  const bool shadowed = state_->shadow.defined();
+  state_->slot = Var::leaf(master).slot();
+  state_->master = std::move(master);
+  state_->shadow = Tensor();
+  if (shadowed) enable_shadow();
+}
+
+void Parameter::enable_shadow() const {
+  state_->shadow = state_->master.to(DType::bf16);
+  state_->slot->dtype = DType::bf16;
+}
+
+void Parameter::refresh_shadow() const {
+  if (state_->shadow) state_->shadow.copy_(state_->master);
+}
+
+}  // namespace ebb

@@ -1,0 +1,63 @@
+# Every operator, one word each: ops/NAME.{h,cpp} and, unless it is composed of other operators,
+# cuda/NAME.cu. A row in tests/op_table.cpp is demanded by the contract test.
+
+# elementwise, movement, reductions
+list(APPEND EBB_OPS)
+
+# products, embedding, losses
+list(APPEND EBB_OPS)
+
+# normalisations
+list(APPEND EBB_OPS rms_norm)
+
+# convolution, gates, activations, token shift
+list(APPEND EBB_OPS)
+
+# recurrences
+list(APPEND EBB_OPS)
+
+# optimizer
+list(APPEND EBB_OPS)
+
+# Operators written entirely in terms of others: no cuda/NAME.cu.
+list(APPEND EBB_OPS_COMPOSED)
+
+# Further sources of larger operators: ops/*.cpp and cuda/*.cu.
+list(APPEND EBB_OP_EXTRA_SOURCES ops/seq_layout.cpp)
+list(APPEND EBB_CUDA_EXTRA_SOURCES)
+
+set(EBB_TENSOR_SOURCES
+  tensor/copy.cpp
+  tensor/device.cpp
+  tensor/device_flags.cpp
+  tensor/memory.cpp
+  tensor/random.cpp
+  tensor/shape.cpp
+  tensor/tensor.cpp
+)
+set(EBB_AUTOGRAD_SOURCES
+  autograd/gradcheck.cpp
+  autograd/parameter.cpp
+  autograd/tape.cpp
+  autograd/var.cpp
+)
+# CUDA sources that belong to tensor/.
+set(EBB_CUDA_TENSOR_SOURCES
+  cuda/copy.cu
+  cuda/memory.cu
+  cuda/random.cu
+)
+set(EBB_OP_TABLE_SOURCES
+  tests/op_table.cpp
+  tests/op_rows/delta_rule.cpp
+  tests/op_rows/elementwise.cpp
+  tests/op_rows/gate.cpp
+  tests/op_rows/loss.cpp
+  tests/op_rows/matmul.cpp
+  tests/op_rows/norm.cpp
+  tests/op_rows/optimizer.cpp
+  tests/op_rows/reduce.cpp
+)
+set(EBB_TOOL_SOURCES
+  tools/main.cpp
+)

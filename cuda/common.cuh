@@ -1,0 +1,121 @@
+// Shared by every .cu file: error checks, streams, warp and block sums, vector loads, exponentials.
+// No fmt, JSON or third-party host headers here: nvcc reads this file.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+
+#include "tensor/memory.h"
+#include "tensor/tensor.h"
+
+namespace ebb::gpu {
+
+[[noreturn]] void throw_cuda_error(cudaError_t code, const char* what);  // cuda/memory.cu
+
+inline void cuda_check(cudaError_t code, const char* what) {
+  if (code != cudaSuccess) throw_cuda_error(code, what);
+}
+// After every launch: surfaces a bad configuration at that call, named by the current operator.
+inline void check_launch() { cuda_check(cudaGetLastError(), "kernel launch"); }
+
+inline cudaStream_t stream_of(const Tensor& t) {
+  return static_cast<cudaStream_t>(current_stream(t.device()).handle);
+}
+int multiprocessors(Device device);     // cuda/memory.cu
+int compute_capability(Device device);  // 80, 90, ...
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// ebb::bf16 on the host side is __nv_bfloat16 on the device side, bit for bit.
+template <class T>
+struct device_type {
+  using type = T;
+};
+template <>
+struct device_type<bf16> {
+  using type = __nv_bfloat16;
+};
+template <class T>
+using device_t = typename device_type<T>::type;
+
+template <class T>
+device_t<T>* ptr(const Tensor& t) {
+  return t.defined() ? reinterpret_cast<device_t<T>*>(t.data<T>()) : nullptr;
+}
+
+// CUDA kernels exist for f32 and bf16: lambda receives float or __nv_bfloat16.
+template <class F>
+void visit_compute(DType t, F&& f) {
+  if (t == DType::f32)
+    f.template operator()<float>();
+  else if (t == DType::bf16)
+    f.template operator()<bf16>();
+  else
+    throw Error(std::string(current_op()) + ": dtype " + name(t) + " has no CUDA kernel");
+}
+
+#ifdef __CUDACC__
+
+__device__ __forceinline__ float to_float(float v) { return v; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 v) { return __bfloat162float(v); }
+template <class T>
+__device__ __forceinline__ T from_float(float v);
+template <>
+__device__ __forceinline__ float from_float<float>(float v) {
+  return v;
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
+  return __float2bfloat16_rn(v);
+}
+
+// N consecutive values moved as one access (N·sizeof(T) = 4, 8 or 16 bytes, aligned).
+template <class T, int N>
+struct alignas(sizeof(T) * N) Pack {
+  T v[N];
+};
+template <class T, int N>
+__device__ __forceinline__ void load_pack(float (&out)[N], const T* p) {
+  const Pack<T, N> a = *reinterpret_cast<const Pack<T, N>*>(p);
+#pragma unroll
+  for (int i = 0; i < N; ++i) out[i] = to_float(a.v[i]);
+}
+template <class T, int N>
+__device__ __forceinline__ void store_pack(T* p, const float (&in)[N]) {
+  Pack<T, N> a;
+#pragma unroll
+  for (int i = 0; i < N; ++i) a.v[i] = from_float<T>(in[i]);
+  *reinterpret_cast<Pack<T, N>*>(p) = a;
+}
+
+__device__ __forceinline__ float warp_sum(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);
+  return v;
+}
+__device__ __forceinline__ float warp_max(float v) {
+#pragma unroll
+  for (int o = 16; o > 0; o >>= 1) v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, o));
+  return v;
+}
+
+// Sum over the block, same value and same order of additions in every thread. `scratch`: 32 floats
+// of shared memory, reusable after return.
+__device__ __forceinline__ float block_sum(float v, float* scratch) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, warps = (blockDim.x + 31) >> 5;
+  v = warp_sum(v);
+  if (warps == 1) return v;
+  if (lane == 0) scratch[warp] = v;
+  __syncthreads();
+  v = warp_sum(lane < warps ? scratch[lane] : 0.f);
+  __syncthreads();
+  return v;
+}
+
+__device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + __expf(-x)); }
+
+#endif
+
+}  // namespace ebb::gpu

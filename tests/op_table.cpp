@@ -1,0 +1,36 @@
+#include "tests/op_table.h"
+
+#include "tensor/random.h"
+
+namespace ebb::testing {
+
+Tensor Draw::normal(const Shape& shape, double scale, double mean) {
+  Tensor t = Tensor::empty(shape, DType::f64);
+  fill_normal(t, {seed_, next_++}, mean, scale);
+  return t;
+}
+
+Tensor Draw::uniform(const Shape& shape, double low, double high) {
+  Tensor t = Tensor::empty(shape, DType::f64);
+  fill_uniform(t, {seed_, next_++}, low, high);
+  return t;
+}
+
+Tensor Draw::integers(const Shape& shape, int64_t low, int64_t high) {
+  Tensor t = Tensor::empty(shape, DType::i64);
+  const RandomKey key{seed_, next_++};
+  for (int64_t i = 0; i < t.numel(); ++i)
+    t.data<int64_t>()[i] = low + int64_t(random_word(key, uint64_t(i))) % (high - low);
+  return t;
+}
+
+std::vector<OpRow> op_table(uint64_t seed) {
+  Draw draw(seed);
+  std::vector<OpRow> table;
+  for (const auto family : {elementwise_rows, reduce_rows, matmul_rows, loss_rows, norm_rows,
+                            gate_rows, delta_rule_rows, optimizer_rows})
+    for (OpRow& row : family(draw)) table.push_back(std::move(row));
+  return table;
+}
+
+}  // namespace ebb::testing
