@@ -21,7 +21,7 @@ inline void cuda_check(cudaError_t code, const char* what) {
 inline void check_launch() { cuda_check(cudaGetLastError(), "kernel launch"); }
 
 inline cudaStream_t stream_of(const Tensor& t) {
-  return static_cast<cudaStream_t>(current_stream(t.device()).handle);
+  return static_cast<cudaStream_t>(gpu::current_stream(t.device()).handle);
 }
 int multiprocessors(Device device);     // cuda/memory.cu
 int compute_capability(Device device);  // 80, 90, ...
