@@ -59,5 +59,7 @@ set(EBB_OP_TABLE_SOURCES
   tests/op_rows/reduce.cpp
 )
 set(EBB_TOOL_SOURCES
+  tools/command.cpp
   tools/main.cpp
+  tools/version.cpp
 )

@@ -1,2 +1,78 @@
+// ebb: one binary, a subcommand per job.
+#include <fmt/format.h>
+
 #include <cstdio>
-int main() { std::puts("ebb"); }
+
+#include "tensor/error.h"
+#include "tools/commands.h"
+#include "tools/version.h"
+
+namespace ebb::tools {
+namespace {
+
+// ---- the subcommands ----
+void add_commands(CLI::App&) {}
+
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* c : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(c->get_name());
+  return names;
+}
+
+int complain(const std::string& what, int code) {
+  std::string line = what;
+  for (char& c : line)
+    if (c == '\n') c = ' ';
+  fmt::print(stderr, "ebb: error: {}\n", line);
+  return code;
+}
+
+// "" when argv names a command or none; else what to say.
+std::string unknown_command(const CLI::App& app, int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return "";
+  const std::string word = argv[1];
+  const std::vector<std::string> names = command_names(app);
+  if (std::find(names.begin(), names.end(), word) != names.end()) return "";
+  const std::string guess = closest(word, names);
+  return fmt::format("unknown command '{}'{}; `ebb --help` lists them all", word,
+                     guess.empty() ? "" : fmt::format(", did you mean '{}'?", guess));
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("ebb builds, trains and studies language models with a fading recurrent state.",
+               "ebb");
+  app.set_version_flag("--version", version_text, "Show version, features and what is missing");
+  app.get_formatter()->column_width(34);
+  app.failure_message([](const CLI::App*, const CLI::Error& e) { return std::string(e.what()); });
+  add_commands(app);
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n  ebb --version\n  ebb COMMAND --help\n"
+      "Exit codes: 0 ok, 1 failure, 2 wrong usage.");
+  if (const std::string what = unknown_command(app, argc, argv); !what.empty())
+    return complain(what, kExitUsage);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    // CLI11 reports what is missing before what it did not understand, the likelier mistake.
+    const std::vector<std::string> extra = app.remaining(true);
+    if (e.get_name() == "RequiredError" && !extra.empty())
+      return complain(fmt::format("'{}' was not expected", extra.front()), kExitUsage);
+    return complain(e.what(), kExitUsage);
+  } catch (const UsageError& e) {
+    return complain(e.what(), kExitUsage);
+  } catch (const Exit& e) {
+    return e.code;
+  } catch (const std::exception& e) {
+    return complain(e.what(), kExitFailure);
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace ebb::tools
+
+int main(int argc, char** argv) { return ebb::tools::run(argc, argv); }

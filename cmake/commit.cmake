@@ -1,0 +1,17 @@
+# Run at build time: writes OUTPUT, a header with the commit, when it has changed.
+#   cmake -DSOURCE=dir -DOUTPUT=file -P commit.cmake      (EBB_COMMIT in the environment wins)
+set(commit "$ENV{EBB_COMMIT}")
+if(NOT commit)
+  execute_process(COMMAND git -C ${SOURCE} describe --always --dirty --abbrev=12 --exclude=*
+    OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+endif()
+if(NOT commit)
+  set(commit unknown)
+endif()
+set(text "#pragma once\n#define EBB_COMMIT \"${commit}\"\n")
+if(EXISTS ${OUTPUT})
+  file(READ ${OUTPUT} old)
+endif()
+if(NOT text STREQUAL "${old}")
+  file(WRITE ${OUTPUT} "${text}")
+endif()

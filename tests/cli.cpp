@@ -1,0 +1,50 @@
+#include "tests/cli.h"
+
+#include <stdlib.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+
+namespace ebb::testing {
+
+CliResult run_ebb(const std::string& arguments) {
+  const ScratchFolder scratch;
+  const std::string out = scratch.path() + "/out", err = scratch.path() + "/err";
+  const std::string command =
+      std::string("\"") + EBB_BINARY + "\" " + arguments + " >" + out + " 2>" + err;
+  const int status = std::system(command.c_str());
+  CliResult r;
+  r.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  r.out = read_file(out);
+  r.err = read_file(err);
+  return r;
+}
+
+ScratchFolder::ScratchFolder() {
+  std::string name = (std::filesystem::temp_directory_path() / "ebb_test_XXXXXX").string();
+  if (!mkdtemp(name.data())) throw std::runtime_error("cannot make " + name);
+  path_ = name;
+}
+
+ScratchFolder::~ScratchFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+void write_file(const std::string& path, const std::string& bytes) {
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+}  // namespace ebb::testing

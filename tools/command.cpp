@@ -1,0 +1,50 @@
+#include <algorithm>
+#include <numeric>
+#include <sstream>
+
+#include "tools/commands.h"
+
+namespace ebb::tools {
+namespace {
+
+size_t edit_distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), size_t(0));
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] != b[j - 1])});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& description,
+                      const std::string& examples) {
+  CLI::App* c = app.add_subcommand(name, description);
+  std::string footer = "Examples:";
+  std::istringstream lines(examples);
+  for (std::string line; std::getline(lines, line);) footer += "\n  " + line;
+  c->footer(footer);
+  return c;
+}
+
+std::string closest(const std::string& word, const std::vector<std::string>& candidates) {
+  std::string best;
+  size_t least = std::max<size_t>(1, word.size() / 3) + 1;
+  for (const std::string& c : candidates) {
+    const size_t d = edit_distance(word, c);
+    if (d < least) {
+      least = d;
+      best = c;
+    }
+  }
+  return best;
+}
+
+}  // namespace ebb::tools

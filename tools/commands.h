@@ -1,0 +1,36 @@
+// The subcommands of `ebb`, one function each: it adds the subcommand with its options, examples
+// and callback. tools/main.cpp lists them.
+//   void add_verify(CLI::App& app) {
+//     auto* c = add_command(app, "verify", "Check ...", "ebb verify tests/data");
+//     auto o = std::make_shared<VerifyOptions>();
+//     c->add_option("paths", o->paths, "...");
+//     c->callback([o] { run_verify(*o); });
+//   }
+// A callback returns on success; it throws ebb::Error, or Exit after it has said itself what is
+// wrong. Exit codes: 0 ok, 1 failure, 2 usage.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace ebb::tools {
+
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+struct Exit {
+  int code = kExitFailure;
+};
+// Wrong use of the command line that CLI11 cannot see; one line, exit code 2.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A subcommand with `examples` (one command a line) in its help.
+CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& description,
+                      const std::string& examples);
+
+// The candidate closest to `word` by edit distance, if close enough to be a typing error; else "".
+std::string closest(const std::string& word, const std::vector<std::string>& candidates);
+
+}  // namespace ebb::tools
