@@ -27,6 +27,7 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/seq_layout.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES)
 
 set(EBB_TENSOR_SOURCES
+  tensor/compare.cpp
   tensor/copy.cpp
   tensor/device.cpp
   tensor/device_flags.cpp

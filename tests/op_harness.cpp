@@ -2,9 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdlib>
-#include <cstring>
 
 #include "autograd/tape.h"
 #include "tensor/check.h"
@@ -93,27 +91,6 @@ RunResult exact_case(const OpCase& c, DType rounding) {
   const std::vector<Tensor> values = rounded_inputs(c, rounding);
   for (size_t i = 0; i < values.size(); ++i) rounded.inputs[i].value = values[i];
   return run_case(rounded, {.dtype = DType::f64});
-}
-
-double relative_error(const Tensor& x, const Tensor& ref) {
-  check(x.shape() == ref.shape(), "compare: {} with {}", x.shape(), ref.shape());
-  const auto a = x.to_vector<double>(), b = ref.to_vector<double>();
-  double diff = 0, size = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (std::isnan(a[i]) != std::isnan(b[i]) || (std::isinf(a[i]) && a[i] != b[i])) return INFINITY;
-    if (std::isnan(a[i]) || std::isinf(a[i])) continue;
-    diff += (a[i] - b[i]) * (a[i] - b[i]);
-    size += b[i] * b[i];
-  }
-  return size > 0 ? std::sqrt(diff / size) : std::sqrt(diff);
-}
-
-bool bitwise_equal(const Tensor& a, const Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  if (!a.defined()) return true;
-  if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
-  const Tensor x = a.cpu().contiguous(), y = b.cpu().contiguous();
-  return x.numel() == 0 || std::memcmp(x.raw(), y.raw(), size_t(x.nbytes())) == 0;
 }
 
 void expect_close(const std::string& what, const RunResult& got, const RunResult& want,

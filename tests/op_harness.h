@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "tensor/compare.h"
 #include "tests/op_table.h"
 
 namespace ebb::testing {
@@ -28,8 +29,6 @@ RunResult run_case(const OpCase& c, const RunOptions& options);
 // Outputs and gradients of the same rounded inputs and upstream gradients, in f64 on the CPU.
 RunResult exact_case(const OpCase& c, DType rounding);
 
-double relative_error(const Tensor& x, const Tensor& ref);
-bool bitwise_equal(const Tensor& a, const Tensor& b);
 // The same values behind strides: permuted storage, a step of 2 in the last dimension, an offset.
 Tensor strided_copy(const Tensor& t);
 
