@@ -45,7 +45,9 @@ set(EBB_AUTOGRAD_SOURCES
 # CUDA sources that belong to tensor/.
 set(EBB_CUDA_TENSOR_SOURCES
   cuda/copy.cu
+  cuda/device.cu
   cuda/memory.cu
+  cuda/pool.cu
   cuda/random.cu
 )
 set(EBB_OP_TABLE_SOURCES

@@ -13,8 +13,12 @@ constexpr int64_t kParallelItems = 1 << 16;
 
 template <class To, class From>
 To convert(From v) {
-  if constexpr (std::is_same_v<From, bf16>)
-    return To(float(v));
+  if constexpr (std::is_same_v<To, From>)
+    return v;
+  else if constexpr (std::is_same_v<From, bf16>)
+    return convert<To>(float(v));
+  else if constexpr (std::is_integral_v<To> && std::is_floating_point_v<From>)
+    return float_to_int<To>(v);
   else
     return To(v);
 }

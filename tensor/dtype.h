@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -28,6 +29,17 @@ struct bf16 {
   explicit bf16(N n) : bf16(float(n)) {}
   operator float() const { return std::bit_cast<float>(uint32_t(bits) << 16); }
 };
+
+// Truncates toward zero; out of range saturates, NaN becomes 0 (on both devices alike).
+template <class To, class From>
+constexpr To float_to_int(From v) {
+  constexpr From top = From(uint64_t(1) << std::numeric_limits<To>::digits);  // exact, max + 1
+  constexpr From bottom = From(std::numeric_limits<To>::min());
+  if (v != v) return 0;
+  if (v <= bottom) return std::numeric_limits<To>::min();
+  if (v >= top) return std::numeric_limits<To>::max();
+  return To(v);
+}
 
 constexpr int64_t item_size(DType t) {
   switch (t) {

@@ -166,7 +166,7 @@ void check_red_zones(Device device) {
 
 OpScope::OpScope(const char* op) : previous_(op_name) { op_name = op; }
 OpScope::~OpScope() { op_name = previous_; }
-const char* current_op() { return *op_name ? op_name : "allocate"; }
+const char* current_op() { return *op_name ? op_name : "ebb"; }
 
 GraphArena::GraphArena(Device device) : device_(device) {
   check(device.is_cuda(), "graph arena: device is {}, want a GPU", device);

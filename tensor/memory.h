@@ -69,7 +69,7 @@ class OpScope {
  private:
   const char* previous_;
 };
-const char* current_op();
+const char* current_op();  // "ebb" outside any operator
 
 // While alive, GPU blocks of this thread come from a private set of segments that no one else
 // reuses, so that addresses recorded in a captured CUDA graph stay valid until the arena dies.
@@ -93,6 +93,7 @@ class GraphArena {
 namespace gpu {
 void* allocate(size_t bytes, Device device, Stream* stream, void** arena);
 void release(Storage& storage);
+void record_stream(const Storage& storage, Stream stream);
 void copy_bytes(void* dst, Device dst_device, const void* src, Device src_device, size_t bytes);
 void zero_bytes(void* dst, Device device, size_t bytes);
 void fill_byte(void* dst, Device device, int byte, size_t bytes);

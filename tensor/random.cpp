@@ -38,9 +38,10 @@ void fill(const Tensor& x, RandomKey key, Kind kind, double a, double b) {
     for (int64_t i = 0; i < n; ++i) {
       const uint64_t u = uint64_t(i);
       if (kind == kUniform)
-        out[i] = T(float(a + (b - a) * uniform_open(random_word(key, u))));
+        // fma spelled out: left to the compiler, the devices would round differently.
+        out[i] = T(float(std::fma(b - a, double(uniform_open(random_word(key, u))), a)));
       else if (kind == kNormal)
-        out[i] = T(a + b * normal_at(key, u));
+        out[i] = T(std::fma(b, normal_at(key, u), a));
       else
         out[i] = T(int64_t(random_word(key, u)));
     }

@@ -48,8 +48,8 @@ EBB_HD Philox4 philox(RandomKey key, uint64_t index) {
 EBB_HD uint32_t random_word(RandomKey key, uint64_t index) {
   return philox(key, index >> 2).v[index & 3];
 }
-// Uniform in (0,1), 24 bits, never 0 or 1.
-EBB_HD float uniform_open(uint32_t word) { return (float(word >> 8) + 0.5f) * 0x1p-24f; }
+// Uniform in (0,1): the middles of 2^23 equal intervals, exact in float, never 0 or 1.
+EBB_HD float uniform_open(uint32_t word) { return (float(word >> 9) + 0.5f) * 0x1p-23f; }
 
 // x[i] ~ U(low, high) or N(mean, std²); element i uses counter i. Bits equal on every device for
 // the uniform; the normal goes through log and cos, so initial weights are drawn on the CPU.

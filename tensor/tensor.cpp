@@ -328,6 +328,14 @@ void Tensor::bump_version() const {
   ++storage_->version;
 }
 
+void Tensor::record_stream(Stream stream) const {
+  check(defined(), "record_stream: undefined tensor");
+  check(stream.device == device(), "record_stream: stream of {}, tensor on {}", stream.device,
+        device());
+  if constexpr (kWithCuda)
+    if (on_cuda() && storage_->data) gpu::record_stream(*storage_, stream);
+}
+
 double Tensor::item() const {
   check(numel() == 1, "item: tensor of shape {} does not have one element", shape_);
   const Tensor t = cpu();

@@ -95,6 +95,10 @@ class Tensor {
   uint64_t version() const { return storage_ ? storage_->version : 0; }
   void bump_version() const;
 
+  // Declares use on a stream other than the one the memory was allocated on: once freed, the block
+  // is not reused before the work queued there by then has finished.
+  void record_stream(Stream stream) const;
+
   // Host values (synchronises).
   double item() const;  // one element, any dtype
   template <class T>
