@@ -31,6 +31,9 @@ set(EBB_TENSOR_SOURCES
   tensor/copy.cpp
   tensor/device.cpp
   tensor/device_flags.cpp
+  tensor/device_info.cpp
+  tensor/event.cpp
+  tensor/graph.cpp
   tensor/memory.cpp
   tensor/random.cpp
   tensor/shape.cpp
@@ -46,6 +49,9 @@ set(EBB_AUTOGRAD_SOURCES
 set(EBB_CUDA_TENSOR_SOURCES
   cuda/copy.cu
   cuda/device.cu
+  cuda/device_info.cu
+  cuda/event.cu
+  cuda/graph.cu
   cuda/memory.cu
   cuda/pool.cu
   cuda/random.cu

@@ -1,6 +1,7 @@
 # Test sources by ctest label, relative to tests/.
 set(EBB_UNIT_TESTS
   autograd_test.cpp
+  event_test.cpp
   tensor_test.cpp
 )
 # op_contract_test.cpp and op_cuda_test.cpp are built in; these are further ones.
@@ -8,5 +9,6 @@ set(EBB_OP_TESTS
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS
+  graph_test.cpp
   op_harness.cpp
 )
