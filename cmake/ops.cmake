@@ -34,8 +34,10 @@ set(EBB_TENSOR_SOURCES
   tensor/device_info.cpp
   tensor/event.cpp
   tensor/graph.cpp
+  tensor/file.cpp
   tensor/memory.cpp
   tensor/random.cpp
+  tensor/safetensors.cpp
   tensor/shape.cpp
   tensor/tensor.cpp
 )
