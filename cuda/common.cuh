@@ -71,23 +71,64 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float v) {
   return __float2bfloat16_rn(v);
 }
 
-// N consecutive values moved as one access (N·sizeof(T) = 4, 8 or 16 bytes, aligned).
+// N consecutive values moved as one access (N·sizeof(T) = 1, 2, 4, 8 bytes or a multiple of 16;
+// aligned to that, at most 16). Moved as words: nvcc would store the members of a bf16 struct
+// two bytes at a time.
+template <int bytes>
+struct WordOf {
+  using type = uint4;
+};
+template <>
+struct WordOf<1> {
+  using type = unsigned char;
+};
+template <>
+struct WordOf<2> {
+  using type = unsigned short;
+};
+template <>
+struct WordOf<4> {
+  using type = unsigned;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
 template <class T, int N>
-struct alignas(sizeof(T) * N) Pack {
+union Pack {
+  using Word = typename WordOf<int(sizeof(T)) * N>::type;
+  static constexpr int kWords = int(sizeof(T)) * N / int(sizeof(Word));
+  Word words[kWords];
   T v[N];
+  __device__ __forceinline__ Pack() : words{} {}
 };
 template <class T, int N>
 __device__ __forceinline__ void load_pack(float (&out)[N], const T* p) {
-  const Pack<T, N> a = *reinterpret_cast<const Pack<T, N>*>(p);
+  using P = Pack<T, N>;
+  P a;
 #pragma unroll
-  for (int i = 0; i < N; ++i) out[i] = to_float(a.v[i]);
+  for (int i = 0; i < P::kWords; ++i) a.words[i] = reinterpret_cast<const typename P::Word*>(p)[i];
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {  // bf16 pairs: one instruction each
+    unsigned pairs[N / 2];
+    memcpy(pairs, a.words, sizeof pairs);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      out[i] = __uint_as_float(pairs[i / 2] << 16);
+      out[i + 1] = __uint_as_float(pairs[i / 2] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; ++i) out[i] = to_float(a.v[i]);
+  }
 }
 template <class T, int N>
 __device__ __forceinline__ void store_pack(T* p, const float (&in)[N]) {
-  Pack<T, N> a;
+  using P = Pack<T, N>;
+  P a;
 #pragma unroll
   for (int i = 0; i < N; ++i) a.v[i] = from_float<T>(in[i]);
-  *reinterpret_cast<Pack<T, N>*>(p) = a;
+#pragma unroll
+  for (int i = 0; i < P::kWords; ++i) reinterpret_cast<typename P::Word*>(p)[i] = a.words[i];
 }
 
 __device__ __forceinline__ float warp_sum(float v) {
