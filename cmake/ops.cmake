@@ -36,10 +36,12 @@ set(EBB_TENSOR_SOURCES
   tensor/graph.cpp
   tensor/file.cpp
   tensor/memory.cpp
+  tensor/print.cpp
   tensor/random.cpp
   tensor/safetensors.cpp
   tensor/shape.cpp
   tensor/tensor.cpp
+  tensor/views.cpp
 )
 set(EBB_AUTOGRAD_SOURCES
   autograd/gradcheck.cpp

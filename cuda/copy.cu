@@ -138,14 +138,6 @@ __global__ void transpose_kernel(D* g_d, const S* g_s, int64_t nx, int64_t ny, i
   }
 }
 
-// The dimension along which the source is dense, if it makes a transpose worth tiling; else 0.
-int transpose_partner(const Plan& p) {
-  if (p.rank < 2 || p.ds[0] != 1 || p.ss[0] == 1 || p.n[0] < 8) return 0;
-  for (int i = 1; i < p.rank; ++i)
-    if (p.ss[i] == 1 && p.n[i] >= 8) return i;
-  return 0;
-}
-
 template <class D, class S, int V>
 bool launch_transpose(D* dst, const S* src, const Plan& p, int y, cudaStream_t stream) {
   const auto fits = [](const void* at, size_t pack) {
@@ -158,9 +150,7 @@ bool launch_transpose(D* dst, const S* src, const Plan& p, int y, cudaStream_t s
     if (i != 0) ok &= p.ds[i] % V == 0;
     if (i != y) ok &= p.ss[i] % V == 0;
     if (i == 0 || i == y) continue;
-    outer.n[outer.rank] = p.n[i];
-    outer.ds[outer.rank] = p.ds[i];
-    outer.ss[outer.rank++] = p.ss[i];
+    outer.add(p.n[i], p.ds[i], p.ss[i]);
   }
   const int64_t tiles_x = ceil_div(p.n[0], 32 * V), tiles_y = ceil_div(p.n[y], 32 * V);
   const int64_t blocks = tiles_x * tiles_y * outer.count();

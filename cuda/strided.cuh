@@ -1,50 +1,12 @@
-// Element-wise traversal of two strided tensors: which dimensions there are after reordering and
-// merging, and the kernel that walks them. Used by copy.cu.
+// Device side of tensor/strided.h: packs of several elements, division-free index decoding. Used by
+// copy.cu.
 #pragma once
 #include "cuda/common.cuh"
+#include "tensor/strided.h"
 
 namespace ebb::gpu {
 
-// Dimensions innermost first, in the order of the destination's memory; size-1 dimensions are
-// gone and neighbours that are dense in both tensors are merged. Strides in elements.
-struct Plan {
-  int rank = 0;
-  int64_t n[kMaxDims] = {};
-  int64_t ds[kMaxDims] = {};
-  int64_t ss[kMaxDims] = {};
-
-  int64_t count() const {
-    int64_t c = 1;
-    for (int i = 0; i < rank; ++i) c *= n[i];
-    return c;
-  }
-  bool dense() const { return rank == 0 || (rank == 1 && ds[0] == 1 && ss[0] == 1); }
-  // Both innermost dimensions are dense, so several elements can move at once.
-  bool inner_dense() const { return rank == 0 || (ds[0] == 1 && ss[0] == 1); }
-};
-
-inline Plan make_plan(const Shape& shape, const Shape& ds, const Shape& ss) {
-  Plan p;
-  int order[kMaxDims], rank = 0;
-  for (int i = shape.size() - 1; i >= 0; --i) {
-    if (shape[i] == 1) continue;
-    int at = rank++;  // insertion sort by the destination's stride
-    for (; at > 0 && ds[order[at - 1]] > ds[i]; --at) order[at] = order[at - 1];
-    order[at] = i;
-  }
-  for (int k = 0; k < rank; ++k) {
-    const int i = order[k], last = p.rank - 1;
-    if (last >= 0 && ds[i] == p.ds[last] * p.n[last] && ss[i] == p.ss[last] * p.n[last]) {
-      p.n[last] *= shape[i];
-      continue;
-    }
-    p.n[p.rank] = shape[i];
-    p.ds[p.rank] = ds[i];
-    p.ss[p.rank] = ss[i];
-    ++p.rank;
-  }
-  return p;
-}
+using Plan = StridedPlan;
 
 // Whether the elements can move in packs of `pack`, each aligned to its own size.
 inline bool packs(const Plan& p, int64_t pack, int64_t d_item, int64_t s_item, const void* dst,

@@ -112,6 +112,7 @@ std::shared_ptr<Storage> allocate(size_t bytes, Device device) {
 }
 
 std::shared_ptr<Storage> borrow(const void* data, size_t bytes, std::shared_ptr<void> owner) {
+  check(owner != nullptr, "borrow: memory without an owner");
   auto s = std::make_shared<Storage>();
   s->data = const_cast<void*>(data);
   s->bytes = bytes;

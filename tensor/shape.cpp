@@ -26,6 +26,15 @@ void Shape::erase(int at) {
 
 std::string Shape::str() const { return fmt::format("[{}]", fmt::join(begin(), end(), ",")); }
 
+int64_t checked_numel(const char* what, const Shape& shape) {
+  int64_t n = 1;
+  for (const int64_t d : shape) {
+    check(d >= 0, "{}: negative size in shape {}", what, shape);
+    check(!__builtin_mul_overflow(n, d, &n), "{}: shape {} overflows 64-bit sizes", what, shape);
+  }
+  return n;
+}
+
 Shape dense_strides(const Shape& shape) {
   Shape strides = shape;
   int64_t step = 1;

@@ -50,6 +50,8 @@ class Shape {
   int size_ = 0;
 };
 
+// Number of elements; throws naming `what` when a size is negative or the product overflows.
+int64_t checked_numel(const char* what, const Shape& shape);
 // Row-major strides of a dense tensor.
 Shape dense_strides(const Shape& shape);
 // The shape a and b broadcast to (numpy rules); throws naming op when they do not.

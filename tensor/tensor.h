@@ -54,6 +54,8 @@ class Tensor {
   Device device() const;
   bool on_cuda() const { return defined() && storage_->device.is_cuda(); }
   bool is_contiguous() const;  // row-major and dense
+  // Whether two indices may name the same element (an expanded view).
+  bool may_overlap_itself() const;
   bool same_storage(const Tensor& o) const { return storage_ == o.storage_; }
   const std::shared_ptr<Storage>& storage() const { return storage_; }
 
@@ -88,8 +90,8 @@ class Tensor {
   Tensor to(DType dtype, Device device) const;
   Tensor cpu() const { return to(Device::cpu()); }
 
-  // In place; each raises the storage's version.
-  const Tensor& copy_(const Tensor& src) const;  // broadcasts and converts
+  // In place; each raises the storage's version. Borrowed memory refuses them.
+  const Tensor& copy_(const Tensor& src) const;  // broadcasts and converts, see copy()
   const Tensor& fill_(double value) const;
   const Tensor& zero_() const { return fill_(0); }
   uint64_t version() const { return storage_ ? storage_->version : 0; }
@@ -120,10 +122,14 @@ class Tensor {
   DType dtype_ = DType::f32;
 };
 
-// dst[...] = src[...] with conversion; shapes equal, any strides, any devices. (tensor/copy.cpp,
-// cuda/copy.cu)
+// dst[...] = src[...] with conversion (a float beyond an integer's range saturates, NaN gives 0);
+// shapes equal, any strides, any devices. The two may share memory: src is read as it was before.
+// dst must not overlap itself. (tensor/copy.cpp, cuda/copy.cu)
 void copy(const Tensor& dst, const Tensor& src);
 
+namespace cpu {
+void fill(const Tensor& t, double value);  // any strides
+}
 namespace gpu {
 void copy_strided(const Tensor& dst, const Tensor& src);  // both on the same GPU
 void fill(const Tensor& t, double value);                 // any strides
