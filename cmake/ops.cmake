@@ -74,5 +74,11 @@ set(EBB_OP_TABLE_SOURCES
 set(EBB_TOOL_SOURCES
   tools/command.cpp
   tools/main.cpp
+  tools/result_file.cpp
+  tools/verify.cpp
+  tools/verify_adapters.cpp
+  tools/verify_case.cpp
+  tools/verify_command.cpp
+  tools/verify_limits.cpp
   tools/version.cpp
 )

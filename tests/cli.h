@@ -24,7 +24,4 @@ class ScratchFolder {
   std::string path_;
 };
 
-std::string read_file(const std::string& path);
-void write_file(const std::string& path, const std::string& bytes);  // folders are made
-
 }  // namespace ebb::testing

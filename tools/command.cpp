@@ -1,7 +1,10 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 #include <sstream>
 
+#include "tensor/check.h"
 #include "tools/commands.h"
 
 namespace ebb::tools {
@@ -32,6 +35,30 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
   for (std::string line; std::getline(lines, line);) footer += "\n  " + line;
   c->footer(footer);
   return c;
+}
+
+Device usable_device(const std::string& text) {
+  Device device;
+  try {
+    device = Device::parse(text);
+  } catch (const Error& e) {
+    throw UsageError(fmt::format("--device: {}", e.what()));
+  }
+  if (!device.is_cuda()) return device;
+  const int count = cuda_device_count();
+  check(count > 0, "no GPU: {}", cuda_unavailable_reason());
+  check(device.index < count, "no GPU {}: there {} {} here", device, count == 1 ? "is" : "are",
+        count);
+  return device;
+}
+
+DType parse_dtype(const std::string& text, const std::vector<DType>& allowed) {
+  std::string names;
+  for (const DType t : allowed) {
+    if (text == name(t)) return t;
+    names += (names.empty() ? "" : ", ") + std::string(name(t));
+  }
+  throw UsageError(fmt::format("--dtype '{}': want one of {}", text, names));
 }
 
 std::string closest(const std::string& word, const std::vector<std::string>& candidates) {

@@ -13,7 +13,13 @@
 #include <string>
 #include <vector>
 
+#include "tensor/device.h"
+#include "tensor/dtype.h"
+
 namespace ebb::tools {
+
+// ---- the subcommands ----
+void add_verify(CLI::App& app);  // tools/verify_command.cpp
 
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
@@ -29,6 +35,11 @@ class UsageError : public std::runtime_error {
 // A subcommand with `examples` (one command a line) in its help.
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& description,
                       const std::string& examples);
+
+// Values of --device and --dtype. Wrong words are usage errors; a GPU that is not there is an Error
+// that says why.
+Device usable_device(const std::string& text);
+DType parse_dtype(const std::string& text, const std::vector<DType>& allowed);
 
 // The candidate closest to `word` by edit distance, if close enough to be a typing error; else "".
 std::string closest(const std::string& word, const std::vector<std::string>& candidates);

@@ -10,8 +10,9 @@
 namespace ebb::tools {
 namespace {
 
-// ---- the subcommands ----
-void add_commands(CLI::App&) {}
+void add_commands(CLI::App& app) {
+  for (const auto add : {add_verify}) add(app);
+}
 
 std::vector<std::string> command_names(const CLI::App& app) {
   std::vector<std::string> names;

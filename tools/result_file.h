@@ -1,0 +1,15 @@
+// Result files: what every machine-readable result says about where it comes from.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "tensor/device.h"
+
+namespace ebb::tools {
+
+// {"command", "ebb", "commit", "date" (UTC), "device": {name, memory, ...}}
+nlohmann::json result_header(const std::string& command, Device device);
+// Replaces the file atomically; folders are made.
+void write_result(const std::string& path, const nlohmann::json& result);
+
+}  // namespace ebb::tools

@@ -1,0 +1,24 @@
+// How far an operator may be from the golden cases, and from the exact values in bf16.
+#pragma once
+#include <string>
+
+namespace ebb::tools {
+
+// Limits on ‖x − ref‖ / ‖ref‖ over a tensor.
+struct Limits {
+  double output = 0;
+  double gradient = 0;
+};
+
+// f32 (and f64) against a golden case. Throws for an operator without a line in the table.
+Limits golden_limits(const std::string& op, const std::string& case_name);
+// bf16 against f64 on the same rounded inputs.
+inline constexpr Limits kBf16Limits = {8e-3, 1.5e-2};
+
+// grad.g of a recurrence whose decay is almost 0: the true gradient lies below the rounding noise
+// of q·dq − k·dk, so the error is measured against the size of those two terms.
+bool measured_against_cancellation(const std::string& op, const std::string& case_name,
+                                   const std::string& tensor);
+inline constexpr double kCancellationLimit = 1e-6;
+
+}  // namespace ebb::tools
