@@ -1,6 +1,7 @@
 # Optional libraries: found where they are, never required. For each one EBB_HAVE_<NAME>, the
 # imported target ebb::<name>, and a line for `ebb --version`.
 #   ebb_optional(NAME header library debian-package "what it is for")
+option(EBB_OPTIONAL "Use the optional libraries that are there" ON)
 set(EBB_OPTIONAL_FOUND "")
 set(EBB_OPTIONAL_MISSING "")
 function(ebb_optional name header library package purpose)
@@ -8,7 +9,7 @@ function(ebb_optional name header library package purpose)
   find_path(EBB_${upper}_INCLUDE ${header})
   find_library(EBB_${upper}_LIBRARY ${library})
   mark_as_advanced(EBB_${upper}_INCLUDE EBB_${upper}_LIBRARY)
-  if(EBB_${upper}_INCLUDE AND EBB_${upper}_LIBRARY)
+  if(EBB_OPTIONAL AND EBB_${upper}_INCLUDE AND EBB_${upper}_LIBRARY)
     set(EBB_HAVE_${upper} ON PARENT_SCOPE)
     if(NOT TARGET ebb::${name})
       add_library(ebb::${name} UNKNOWN IMPORTED)
