@@ -19,6 +19,9 @@ class Parameter {
   void set_grad(Tensor g) const { state_->slot->grad = std::move(g); }
   void zero_grad() const { state_->slot->grad = Tensor(); }
   const Tensor& shadow() const { return state_->shadow; }  // undefined without bf16 training
+  // Operators that read this parameter in f32 always (conv kernels) opt out of bf16 training.
+  void keep_f32() const { state_->shadow_allowed = false; }
+  bool uses_shadow() const { return state_->shadow_allowed; }
   void enable_shadow() const;                              // creates it from the master
   void refresh_shadow() const;                             // after the master changed
   void set_master(Tensor master) const;                    // replaces values, device or dtype
@@ -29,6 +32,7 @@ class Parameter {
  private:
   struct State {
     Tensor master, shadow;
+    bool shadow_allowed = true;
     std::shared_ptr<Slot> slot;
   };
   std::shared_ptr<State> state_;

@@ -35,6 +35,7 @@ set(EBB_TENSOR_SOURCES
   tensor/event.cpp
   tensor/graph.cpp
   tensor/file.cpp
+  tensor/hash.cpp
   tensor/memory.cpp
   tensor/print.cpp
   tensor/random.cpp

@@ -29,4 +29,3 @@ ebb_optional(zlib zlib.h z zlib1g-dev "compressed text")
 ebb_optional(sentencepiece sentencepiece_processor.h sentencepiece libsentencepiece-dev
   "SentencePiece tokenizers")
 ebb_optional(pcre2 pcre2.h pcre2-8 libpcre2-dev "byte-level BPE tokenizers")
-ebb_optional(xxhash xxhash.h xxhash libxxhash-dev "checksums")

@@ -1,5 +1,10 @@
 # Test sources by ctest label, relative to tests/.
 set(EBB_UNIT_TESTS
+  config_test.cpp
+  data_test.cpp
+  decay_init_test.cpp
+  eval_test.cpp
+  tokenizer_test.cpp
   autograd_test.cpp
   event_test.cpp
   tensor_test.cpp

@@ -1,0 +1,22 @@
+# Sources of the folders above ops/, lowest first.
+set(EBB_NN_SOURCES
+  nn/decay_init.cpp
+  nn/mixer.cpp
+  nn/module.cpp
+)
+set(EBB_MODEL_SOURCES
+  models/config.cpp
+  models/config_reader.cpp
+  models/tokenizer.cpp
+)
+set(EBB_TRAIN_SOURCES
+  train/config.cpp
+  train/loader.cpp
+  train/log.cpp
+  train/shards.cpp
+  train/text_reader.cpp
+)
+set(EBB_EVAL_SOURCES
+  eval/niah.cpp
+  eval/statistics.cpp
+)

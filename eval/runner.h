@@ -1,0 +1,43 @@
+// Running a model for evaluation: batched greedy generation and log-likelihoods. Every result is
+// what the sample would get alone: sequences are packed, never padded.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "models/language_model.h"
+#include "models/tokenizer.h"
+
+namespace ebb {
+
+struct GenerateOptions {
+  int64_t max_new_tokens = 128;
+  int64_t batch = 32;              // sequences decoded together
+  int64_t prefill_tokens = 16384;  // tokens of the packed prefill at a time
+  std::vector<std::string> stop = {};
+  // Called after each batch with the number of finished prompts.
+  std::function<void(int64_t)> progress = {};
+};
+
+struct Generation {
+  std::vector<int64_t> ids;  // new tokens, EOS not included
+  std::string text;          // cut before the earliest stop string
+  bool reached_eos = false;
+};
+
+// Greedy: the largest logit, ties to the lowest id; stops at max_new_tokens, EOS or a stop string.
+// Throws on an empty prompt.
+std::vector<Generation> generate(const LanguageModel& model, const Tokenizer& tokenizer,
+                                 const std::vector<std::vector<int64_t>>& prompts,
+                                 const GenerateOptions& options);
+
+// Logits [N,V] after the last token of each prompt, and the states: chunks of at most
+// `prefill_tokens` packed tokens at a time, so that long prompts need little memory.
+Tensor chunked_prefill(const LanguageModel& model, const std::vector<std::vector<int64_t>>& prompts,
+                       int64_t prefill_tokens, DecodeState* state);
+
+// Index of the largest value of each row, the lowest among equals: [N,V] -> N.
+std::vector<int64_t> greedy_choice(const Tensor& logits);
+
+}  // namespace ebb

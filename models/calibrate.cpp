@@ -1,0 +1,118 @@
+#include "models/calibrate.h"
+
+#include "autograd/tape.h"
+#include "ops/elementwise.h"
+#include "tensor/check.h"
+
+namespace ebb {
+namespace {
+
+DecayGate gate_of(const Block& block, int64_t layer) {
+  const auto gate = block.mixer().decay_gate_parameters();
+  check(gate.has_value(), "calibrate: layer {} has no decay gate", layer);
+  return *gate;
+}
+
+// One head's pre-activations, [tokens·channels] in f64.
+std::vector<double> head_sample(const Tensor& z /*[tokens,H·channels]*/, int64_t head,
+                                int64_t channels) {
+  return z.slice(1, head * channels, (head + 1) * channels).to_vector<double>();
+}
+
+// Walks the blocks on `tokens` in f32. visit(layer, z) sees each layer's pre-activations before
+// the block runs, and may change its gate.
+template <class Visit>
+void walk(LanguageModel& model, const Tensor& tokens, Visit visit) {
+  const NoGrad off;
+  check(model.activation_dtype() != DType::bf16,
+        "calibrate: enable bf16 after calibration; activations are f32 here");
+  Block::Stream s{{}, model.embed(tokens.to(model.device()))};
+  for (int64_t l = 0; l < model.layers(); ++l) {
+    Block& block = model.block(l);
+    const Var x = s.delta.defined() ? add(s.delta, s.stream) : s.stream;
+    visit(l, block.mixer().gate_preactivations(block.attn_norm.forward(x).value()));
+    s = block.forward(s, {}, nullptr, nullptr);
+  }
+}
+
+std::vector<HeadReport> measure_layer(const Block& block, int64_t layer, const Tensor& z) {
+  const DecayGate gate = gate_of(block, layer);
+  const auto A_log = gate.A_log.master().to_vector<double>(),
+             dt_bias = gate.dt_bias.master().to_vector<double>();
+  std::vector<HeadReport> out;
+  for (int64_t h = 0; h < gate.heads; ++h) {
+    // Channel biases around their mean, so that one number describes the head.
+    double mean = 0;
+    for (int64_t c = 0; c < gate.channels; ++c)
+      mean += dt_bias[size_t(h * gate.channels + c)] / double(gate.channels);
+    std::vector<double> offsets;
+    for (int64_t c = 0; c < gate.channels; ++c)
+      offsets.push_back(dt_bias[size_t(h * gate.channels + c)] - mean);
+    const HeadGate g =
+        measure_head(head_sample(z, h, gate.channels), offsets, mean, A_log[size_t(h)]);
+    out.push_back({.layer = layer,
+                   .head = h,
+                   .sensitivity = g.sensitivity,
+                   .timescale = g.timescale,
+                   .A_log = g.A_log,
+                   .dt_bias = g.dt_bias});
+  }
+  return out;
+}
+
+}  // namespace
+
+std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
+                                       const Tensor& tokens) {
+  const std::vector<double> profile = sensitivity_profile(options, model.layers());
+  std::vector<HeadReport> report;
+  walk(model, tokens, [&](int64_t l, const Tensor& z) {
+    const DecayGate gate = gate_of(model.block(l), l);
+    check(gate.channels == 1,
+          "calibrate: layer {} has {} channels per head; only scalar decay is "
+          "supported",
+          l, gate.channels);
+    const std::vector<double> tau = timescale_ladder(options, gate.heads);
+    std::vector<float> A_log, dt_bias;
+    for (int64_t h = 0; h < gate.heads; ++h) {
+      const HeadGate g = solve_head(head_sample(z, h, 1), {}, profile[size_t(l)], tau[size_t(h)]);
+      A_log.push_back(float(g.A_log));
+      dt_bias.push_back(float(g.dt_bias));
+    }
+    gate.A_log.master().copy_(Tensor::from(A_log, {gate.heads}));
+    gate.dt_bias.master().copy_(Tensor::from(dt_bias, {gate.heads}));
+    for (HeadReport r : measure_layer(model.block(l), l, z)) {
+      r.target_sensitivity = profile[size_t(l)];
+      r.target_timescale = tau[size_t(r.head)];
+      report.push_back(r);
+    }
+  });
+  return report;
+}
+
+void apply_post(LanguageModel& model, double train_length) {
+  for (int64_t l = 0; l < model.layers(); ++l) {
+    const DecayGate gate = gate_of(model.block(l), l);
+    gate.A_log.master().copy_(Tensor::from(post_A_log(gate.heads, train_length), {gate.heads}));
+  }
+}
+
+void apply_random_gates(LanguageModel& model, uint64_t seed) {
+  for (const NamedParameter& p : model.named_parameters()) {
+    const int64_t n = p.shape.numel();
+    if (p.name.ends_with("A_log"))
+      p.value().copy_(Tensor::from(native_A_log(seed, name_hash(p.name), n), p.shape));
+    if (p.name.ends_with("dt_bias"))
+      p.value().copy_(Tensor::from(native_dt_bias(seed, name_hash(p.name), n), p.shape));
+  }
+}
+
+std::vector<HeadReport> measure_gates(LanguageModel& model, const Tensor& tokens) {
+  std::vector<HeadReport> report;
+  walk(model, tokens, [&](int64_t l, const Tensor& z) {
+    for (const HeadReport& r : measure_layer(model.block(l), l, z)) report.push_back(r);
+  });
+  return report;
+}
+
+}  // namespace ebb

@@ -1,0 +1,33 @@
+// Decay initialisation of whole models: DAMI's walk over the layers, and its controls.
+//   calibrate(*model, {.scheme = ..., ...}, tokens);
+#pragma once
+#include <string>
+#include <vector>
+
+#include "models/language_model.h"
+#include "nn/decay_init.h"
+
+namespace ebb {
+
+// Per layer and head: what was asked for and what the gate now does on the sample.
+struct HeadReport {
+  int64_t layer = 0, head = 0;
+  double target_sensitivity = 0, target_timescale = 0;  // 0: this scheme sets none
+  double sensitivity = 0, timescale = 0;
+  double A_log = 0, dt_bias = 0;
+};
+
+// DAMI, layer by layer: with the new gates of the layers below in place, the pre-activations z of
+// layer l on `tokens` (i64 [B,T]) decide its dt_bias and A_log. All else keeps its values.
+// Activations in f32; runs on the model's device. (DAMI section on layer-sequential calibration.)
+std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
+                                       const Tensor& tokens);
+// PoST control: A_log of every layer linear in the head over ln(train_length); dt_bias is kept.
+void apply_post(LanguageModel& model, double train_length);
+// Native rule: A_log and dt_bias drawn by (seed, name), as init_weights does.
+void apply_random_gates(LanguageModel& model, uint64_t seed);
+
+// Sensitivities and timescales of the gates as they stand, on a sample.
+std::vector<HeadReport> measure_gates(LanguageModel& model, const Tensor& tokens);
+
+}  // namespace ebb

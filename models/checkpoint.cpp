@@ -1,0 +1,47 @@
+#include "models/checkpoint.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "tensor/check.h"
+#include "tensor/file.h"
+#include "tensor/safetensors.h"
+
+namespace ebb {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+std::unique_ptr<LanguageModel> load_model(const std::string& folder) {
+  const std::string config_file = folder + "/config.json";
+  std::ifstream in(config_file);
+  check(bool(in), "load: cannot open {}", config_file);
+  const json j = json::parse(in, nullptr, false);
+  check(!j.is_discarded(), "load: {} is not valid JSON", config_file);
+  auto model = make_model(parse_foreign_config(j, config_file));
+  const SafeTensors file(folder + "/model.safetensors");
+  StateDict state;
+  for (const std::string& name : file.names()) {
+    // A tied head may be stored beside the embedding it equals.
+    if (model->config().tie_word_embeddings && name == "lm_head.weight") continue;
+    state.emplace_back(name, file.get(name));
+  }
+  model->load_state_dict(state);
+  return model;
+}
+
+void save_model(const std::string& folder, const LanguageModel& model, const Tokenizer* tokenizer) {
+  fs::create_directories(folder);
+  save_safetensors(folder + "/model.safetensors", model.state_dict(), {{"format", "pt"}});
+  write_file_atomically(folder + "/config.json", model.config().to_json().dump(1) + "\n");
+  if (tokenizer) tokenizer->save(folder);
+}
+
+std::unique_ptr<LanguageModel> load_or_make(const std::string& folder_or_preset, uint64_t seed) {
+  if (fs::is_directory(folder_or_preset)) return load_model(folder_or_preset);
+  auto model = make_model(preset(folder_or_preset));
+  init_weights(*model, seed);
+  return model;
+}
+
+}  // namespace ebb

@@ -1,0 +1,22 @@
+// Model folders as the public library keeps them: config.json, model.safetensors, tokenizer files.
+//   auto model = load_model("folder");
+//   save_model("folder", *model, &tokenizer);
+#pragma once
+#include <memory>
+#include <string>
+
+#include "models/language_model.h"
+#include "models/tokenizer.h"
+
+namespace ebb {
+
+// Throws naming file and field when something is missing, unknown to this version or mis-shaped.
+std::unique_ptr<LanguageModel> load_model(const std::string& folder);
+// Writes (atomically, file by file) config.json with every field it was read with, and the fp32
+// masters under their public names. Creates the folder.
+void save_model(const std::string& folder, const LanguageModel& model,
+                const Tokenizer* tokenizer = nullptr);
+// A folder, or the name of a preset (with random weights from `seed`).
+std::unique_ptr<LanguageModel> load_or_make(const std::string& folder_or_preset, uint64_t seed);
+
+}  // namespace ebb

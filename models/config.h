@@ -1,0 +1,54 @@
+// ModelConfig: what a model is. Field names are those of the public library's config.json, which
+// is read leniently (unknown fields are kept and written back); a recipe's model section is strict.
+#pragma once
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ebb {
+
+struct ModelConfig {
+  std::string model_type = "gated_deltanet";
+  int64_t vocab_size = 32000;
+  int64_t hidden_size = 512;
+  int64_t num_hidden_layers = 18;
+  int64_t num_heads = 6;
+  std::optional<int64_t> num_v_heads = {};  // default: num_heads
+  int64_t head_dim = 64;
+  double expand_v = 2;
+  int64_t conv_size = 4;
+  bool use_short_conv = true;
+  bool use_gate = true;
+  bool allow_neg_eigval = false;
+  int64_t hidden_ratio = 4;
+  std::optional<int64_t> intermediate_size = {};  // default: from hidden_ratio
+  double norm_eps = 1e-6;
+  double initializer_range = 0.02;
+  bool tie_word_embeddings = false;
+  bool use_l2warp = false;
+  std::string hidden_act = "swish";
+
+  // Everything a foreign config.json held, so that it is written back whole.
+  nlohmann::json source = nlohmann::json::object();
+
+  int64_t v_heads() const { return num_v_heads.value_or(num_heads); }
+  int64_t v_dim() const;           // per head
+  int64_t mlp_width() const;       // intermediate_size, or the multiple-of-256 rule
+  nlohmann::json to_json() const;  // source, with these fields set
+};
+
+// Strict: every unknown field or bad value is an error, all reported at once. `what` names the
+// file in the message; `path` is the JSON path of the object.
+ModelConfig parse_model_config(const nlohmann::json& object, const std::string& path,
+                               const std::string& what);
+// Lenient: unknown fields are kept. A field that changes the computation and is not supported is
+// an error that names it.
+ModelConfig parse_foreign_config(const nlohmann::json& object, const std::string& file);
+
+// "gdn-100m" and friends; throws with the list of names when there is none.
+ModelConfig preset(const std::string& name);
+std::vector<std::string> preset_names();
+
+}  // namespace ebb

@@ -1,0 +1,127 @@
+#include "models/delta.h"
+
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "ops/causal_conv1d.h"
+#include "ops/decay_gate.h"
+#include "ops/delta_rule.h"
+#include "ops/gated_rms_norm.h"
+#include "ops/l2_norm.h"
+#include "ops/matmul.h"
+#include "ops/movement.h"
+#include "tensor/check.h"
+
+namespace ebb {
+
+GatedDeltaNet::GatedDeltaNet(const ModelConfig& c)
+    : heads_(c.num_heads),
+      v_heads_(c.v_heads()),
+      key_dim_(c.head_dim),
+      value_dim_(c.v_dim()),
+      conv_width_(c.conv_size),
+      eps_(c.norm_eps),
+      beta_scale_(c.allow_neg_eigval ? 2 : 1) {
+  const int64_t d = c.hidden_size, keys = heads_ * key_dim_, values = v_heads_ * value_dim_;
+  // Eight rows at a time, so that every row of the product starts at a 16-byte boundary.
+  input_ = register_fused({{"q_proj.weight", {keys, d}},
+                           {"k_proj.weight", {keys, d}},
+                           {"v_proj.weight", {values, d}},
+                           {"g_proj.weight", {values, d}},
+                           {"a_proj.weight", {v_heads_, d}},
+                           {"b_proj.weight", {v_heads_, d}}},
+                          8);
+  conv_ = register_fused({{"q_conv1d.weight", {keys, 1, conv_width_}},
+                          {"k_conv1d.weight", {keys, 1, conv_width_}},
+                          {"v_conv1d.weight", {values, 1, conv_width_}}});
+  conv_.keep_f32();
+  A_log_ = register_parameter("A_log", Tensor::zeros({v_heads_}), WeightDecay::off);
+  dt_bias_ = register_parameter("dt_bias", Tensor::zeros({v_heads_}), WeightDecay::off);
+  o_norm_ = register_parameter("o_norm.weight", Tensor::full({value_dim_}, 1), WeightDecay::off);
+  output_ = register_parameter("o_proj.weight", Tensor::zeros({d, values}));
+}
+
+// The columns of the input product.
+struct GatedDeltaNet::Projected {
+  Var qkv;   // [...,2·H·K + HV·V]
+  Var gate;  // [...,HV·V]
+  Var a, b;  // [...,HV]
+};
+
+GatedDeltaNet::Projected GatedDeltaNet::project(const Var& x) const {
+  const int64_t values = v_heads_ * value_dim_, qkv = 2 * heads_ * key_dim_ + values;
+  const Var all = linear(x, input_.var());
+  const int64_t rest = all.shape().back() - qkv - values - 2 * v_heads_;
+  std::vector<int64_t> sizes = {qkv, values, v_heads_, v_heads_};
+  if (rest > 0) sizes.push_back(rest);
+  const std::vector<Var> parts = split(all, sizes, -1);
+  return {parts[0], parts[1], parts[2], parts[3]};
+}
+
+Var GatedDeltaNet::finish(const Var& o, const Var& gate, const Shape& lead) const {
+  Shape heads = lead, flat = lead;
+  heads.push_back(v_heads_);
+  heads.push_back(value_dim_);
+  flat.push_back(v_heads_ * value_dim_);
+  const Var y = gated_rms_norm(o, reshape(gate, heads), o_norm_.var(), float(eps_));
+  return linear(reshape(y, flat), output_.var());
+}
+
+Var GatedDeltaNet::forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+                           MixerState* final) {
+  check(x.dim() == 3, "gated_deltanet: x is {}, want [B,T,d]", x.shape());
+  const int64_t B = x.size(0), T = x.size(1), keys = heads_ * key_dim_;
+  const Projected p = project(x);
+  const CausalConv1d conv =
+      causal_conv1d(p.qkv, conv_.var(), {}, initial ? Var(initial->tensors.at(1)) : Var(),
+                    {.final_state = final != nullptr, .layout = layout});
+  const std::vector<Var> qkv = split(conv.y, {2 * keys, v_heads_ * value_dim_}, -1);
+  const Var qk = l2_norm(reshape(qkv[0], {B, T, 2 * heads_, key_dim_}));
+  const std::vector<Var> halves = split(qk, {heads_, heads_}, 2);
+  const Var v = reshape(qkv[1], {B, T, v_heads_, value_dim_});
+  const Var g = decay_gate(p.a, A_log_.var(), dt_bias_.var());
+  const Var beta = sigmoid_gate(p.b, beta_scale_);
+  const DeltaRuleOutput r = gated_delta_rule(halves[0], halves[1], v, g, beta,
+                                             initial ? Var(initial->tensors.at(0)) : Var(),
+                                             {.scale = 1 / std::sqrt(double(key_dim_)),
+                                              .want_final_state = final != nullptr,
+                                              .layout = layout});
+  if (final) final->tensors = {r.ht.value(), conv.final_state.value()};
+  return finish(r.o, p.gate, {B, T});
+}
+
+Var GatedDeltaNet::step(const Var& x, MixerState& state) {
+  const NoGrad off;
+  check(x.dim() == 2, "gated_deltanet: x is {}, want [N,d]", x.shape());
+  const int64_t N = x.size(0), keys = heads_ * key_dim_;
+  const Projected p = project(x);
+  const Tensor qkv = causal_conv1d_step(p.qkv.value(), conv_.master(), {}, state.tensors.at(1),
+                                        ConvActivation::silu);
+  const Tensor qk = l2_norm(qkv.slice(1, 0, 2 * keys).reshape({N, 2 * heads_, key_dim_})).value();
+  const Tensor v = qkv.slice(1, 2 * keys, qkv.size(1)).reshape({N, v_heads_, value_dim_});
+  const Tensor g = decay_gate(p.a, A_log_.var(), dt_bias_.var()).value();
+  const Tensor beta = sigmoid_gate(p.b, beta_scale_).value();
+  const Tensor o =
+      gated_delta_rule_step(qk.slice(1, 0, heads_), qk.slice(1, heads_, 2 * heads_), v, g, beta,
+                            state.tensors.at(0), 1 / std::sqrt(double(key_dim_)));
+  return finish(o, p.gate, {N});
+}
+
+MixerState GatedDeltaNet::zero_state(int64_t n, DType activations, Device device) const {
+  const int64_t channels = 2 * heads_ * key_dim_ + v_heads_ * value_dim_;
+  return {{Tensor::zeros({n, v_heads_, key_dim_, value_dim_}, accumulate_type(activations), device),
+           Tensor::zeros({n, channels, conv_width_}, activations, device)}};
+}
+
+std::optional<DecayGate> GatedDeltaNet::decay_gate_parameters() const {
+  return DecayGate{A_log_, dt_bias_, v_heads_, 1};
+}
+
+Tensor GatedDeltaNet::gate_preactivations(const Tensor& h) const {
+  const NoGrad off;
+  const int64_t begin = 2 * heads_ * key_dim_ + 2 * v_heads_ * value_dim_;
+  const Tensor w = input_.master().slice(0, begin, begin + v_heads_);
+  return linear(h.to(w.dtype()).reshape({-1, h.shape().back()}), w).value();
+}
+
+}  // namespace ebb

@@ -1,0 +1,182 @@
+#include "models/language_model.h"
+
+#include "autograd/tape.h"
+#include "models/calibrate.h"
+#include "models/delta.h"
+#include "ops/elementwise.h"
+#include "ops/linear_cross_entropy.h"
+#include "ops/matmul.h"
+#include "tensor/check.h"
+
+namespace ebb {
+
+DecodeState DecodeState::select(const std::vector<int64_t>& rows) const {
+  DecodeState out;
+  for (const MixerState& layer : layers) {
+    MixerState s;
+    for (const Tensor& t : layer.tensors) {
+      Shape shape = t.shape();
+      shape[0] = int64_t(rows.size());
+      Tensor picked = Tensor::empty(shape, t.dtype(), t.device());
+      for (size_t i = 0; i < rows.size(); ++i)
+        copy(picked.select(0, int64_t(i)), t.select(0, rows[i]));
+      s.tensors.push_back(std::move(picked));
+    }
+    out.layers.push_back(std::move(s));
+  }
+  return out;
+}
+
+Block::Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer)
+    : attn_norm(config.hidden_size, config.norm_eps),
+      mlp_norm(config.hidden_size, config.norm_eps),
+      mlp(config.hidden_size, config.mlp_width()),
+      mixer_(std::move(mixer)) {
+  register_module("attn_norm", attn_norm);
+  register_module("attn", *mixer_);
+  register_module("mlp_norm", mlp_norm);
+  register_module("mlp", mlp);
+}
+
+namespace {
+
+// norm(delta + stream) and the sum, whichever terms there are.
+std::pair<Var, Var> normed(const RmsNorm& norm, const Block::Stream& s) {
+  if (!s.delta.defined()) return {norm.forward(s.stream), s.stream};
+  return norm.add_forward(s.delta, s.stream);
+}
+
+}  // namespace
+
+Block::Stream Block::forward(const Stream& in, const SeqLayout& layout, const MixerState* initial,
+                             MixerState* final) const {
+  const auto [h, x] = normed(attn_norm, in);
+  const auto [m, y] = normed(mlp_norm, {mixer_->forward(h, layout, initial, final), x});
+  return {mlp.forward(m), y};
+}
+
+Block::Stream Block::step(const Stream& in, MixerState& state) const {
+  const auto [h, x] = normed(attn_norm, in);
+  const auto [m, y] = normed(mlp_norm, {mixer_->step(h, state), x});
+  return {mlp.forward(m), y};
+}
+
+LanguageModel::Body::Body(const ModelConfig& config)
+    : embeddings(config.vocab_size, config.hidden_size), norm(config.hidden_size, config.norm_eps) {
+  register_module("embeddings", embeddings);
+  for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
+    blocks.push_back(std::make_unique<Block>(config, std::make_unique<GatedDeltaNet>(config)));
+    register_module(fmt::format("layers.{}", l), *blocks.back());
+  }
+  register_module("norm", norm);
+}
+
+LanguageModel::LanguageModel(const ModelConfig& config) : config_(config), body_(config) {
+  register_module("model", body_);
+  if (config.tie_word_embeddings) return;
+  lm_head_ = std::make_unique<Linear>(config.hidden_size, config.vocab_size);
+  register_module("lm_head", *lm_head_);
+}
+
+Device LanguageModel::device() const { return body_.norm.weight().master().device(); }
+
+DType LanguageModel::activation_dtype() const { return body_.embeddings.weight().var().dtype(); }
+
+Var LanguageModel::head_weight() const {
+  return lm_head_ ? lm_head_->weight().var() : body_.embeddings.weight().var();
+}
+
+Var LanguageModel::close(const Block::Stream& s) const { return normed(body_.norm, s).first; }
+
+Var LanguageModel::hidden(const Tensor& tokens, const SeqLayout& layout, const DecodeState* initial,
+                          DecodeState* final, const Trace& trace) const {
+  check(tokens.dim() == 2, "language model: tokens are {}, want [B,T]", tokens.shape());
+  Block::Stream s{{}, embed(tokens)};
+  if (trace) trace(-1, s.stream);
+  if (final) final->layers.assign(body_.blocks.size(), {});
+  for (size_t l = 0; l < body_.blocks.size(); ++l) {
+    const Block& b = *body_.blocks[l];
+    const MixerState* before = initial ? &initial->layers.at(l) : nullptr;
+    MixerState* after = final ? &final->layers[l] : nullptr;
+    if (recompute_ && grad_enabled() && !before && !after) {
+      const bool first = !s.delta.defined();
+      const std::vector<Var> out = recompute(
+          [&b, layout, first](std::span<const Var> in) {
+            const Block::Stream o =
+                b.forward(first ? Block::Stream{{}, in[0]} : Block::Stream{in[0], in[1]}, layout,
+                          nullptr, nullptr);
+            return std::vector{o.delta, o.stream};
+          },
+          first ? std::vector{s.stream} : std::vector{s.delta, s.stream});
+      s = {out[0], out[1]};
+    } else {
+      s = b.forward(s, layout, before, after);
+    }
+    if (trace) trace(int64_t(l), add(s.delta, s.stream));
+  }
+  return close(s);
+}
+
+Var LanguageModel::logits(const Var& hidden) const { return linear(hidden, head_weight()); }
+
+LanguageModel::LossResult LanguageModel::loss(const Tensor& tokens, const Tensor& labels,
+                                              const SeqLayout& layout, const Tensor& count) const {
+  check(labels.shape() == tokens.shape(), "language model: labels are {}, tokens {}",
+        labels.shape(), tokens.shape());
+  const Var h = hidden(tokens, layout);
+  const int64_t n = tokens.numel();
+  const LinearCrossEntropy r = linear_cross_entropy(Var(h).value().defined() ? h : h, head_weight(),
+                                                    labels.reshape({n}), count);
+  return {r.loss, r.token_loss.view(tokens.shape())};
+}
+
+DecodeState LanguageModel::zero_state(int64_t n) const {
+  DecodeState s;
+  for (const auto& b : body_.blocks)
+    s.layers.push_back(b->mixer().zero_state(n, activation_dtype(), device()));
+  return s;
+}
+
+Tensor LanguageModel::prefill(const Tensor& tokens, const SeqLayout& layout,
+                              DecodeState* state) const {
+  const NoGrad off;
+  check(tokens.dim() == 2, "prefill: tokens are {}, want [B,T]", tokens.shape());
+  const int64_t B = tokens.size(0), T = tokens.size(1), N = layout.count(B);
+  DecodeState after;
+  const Tensor h = hidden(tokens, layout, state->layers.empty() ? nullptr : state, &after).value();
+  const Tensor flat = h.reshape({B * T, h.shape().back()});
+  Tensor last = Tensor::empty({N, h.shape().back()}, h.dtype(), h.device());
+  for (int64_t n = 0; n < N; ++n) {
+    check(layout.end(n, T) > layout.begin(n, T), "prefill: sequence {} is empty", n);
+    copy(last.select(0, n), flat.select(0, layout.end(n, T) - 1));
+  }
+  *state = std::move(after);
+  return logits(last).value();
+}
+
+Tensor LanguageModel::step(const Tensor& tokens, DecodeState* state) const {
+  const NoGrad off;
+  check(tokens.dim() == 1, "step: tokens are {}, want [N]", tokens.shape());
+  if (state->layers.empty()) *state = zero_state(tokens.size(0));
+  Block::Stream s{{}, embed(tokens)};
+  for (size_t l = 0; l < body_.blocks.size(); ++l)
+    s = body_.blocks[l]->step(s, state->layers.at(l));
+  return logits(close(s)).value();
+}
+
+std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
+  return std::make_unique<LanguageModel>(config);
+}
+
+void init_weights(LanguageModel& model, uint64_t seed) {
+  for (const NamedParameter& p : model.named_parameters()) {
+    if (p.shape.size() == 1)
+      p.value().fill_(p.name.ends_with("bias") ? 0 : 1);
+    else
+      init_normal(p, seed, model.config().initializer_range);
+    p.parameter.refresh_shadow();
+  }
+  apply_random_gates(model, seed);
+}
+
+}  // namespace ebb

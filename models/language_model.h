@@ -1,0 +1,103 @@
+// LanguageModel: embedding, pre-norm blocks of mixer and MLP, final norm, head.
+//   auto model = make_model(preset("gdn-100m"));
+//   init_weights(*model, /*seed=*/42);
+//   Var loss = model->loss(batch.tokens, batch.labels, batch.layout).loss;
+//   Decoding: DecodeState s; logits = model->prefill(ids, layout, &s); logits = model->step(next,
+//   &s);
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "models/config.h"
+#include "nn/layers.h"
+#include "nn/mixer.h"
+
+namespace ebb {
+
+struct DecodeState {
+  std::vector<MixerState> layers;  // each tensor [N, ...]
+  // The given rows of every tensor, in order (repeats allowed).
+  DecodeState select(const std::vector<int64_t>& rows) const;
+};
+
+// x + mixer(norm(x)), then x + mlp(norm(x)).
+class Block : public Module {
+ public:
+  Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer);
+  RmsNorm attn_norm, mlp_norm;
+  SwigluMlp mlp;
+  Mixer& mixer() const { return *mixer_; }
+
+  // The residual stream travels as two terms, x = delta + stream, so that the add is fused into
+  // the next norm. delta may be undefined (first block).
+  struct Stream {
+    Var delta, stream;
+  };
+  Stream forward(const Stream& in, const SeqLayout& layout, const MixerState* initial,
+                 MixerState* final) const;
+  Stream step(const Stream& in, MixerState& state) const;
+
+ private:
+  std::unique_ptr<Mixer> mixer_;
+};
+
+class LanguageModel : public Module {
+ public:
+  explicit LanguageModel(const ModelConfig& config);
+  const ModelConfig& config() const { return config_; }
+  int64_t layers() const { return int64_t(body_.blocks.size()); }
+  Block& block(int64_t l) const { return *body_.blocks.at(size_t(l)); }
+  Device device() const;
+  DType activation_dtype() const;  // bf16 with shadows enabled, else the masters' dtype
+
+  // tokens i64 [B,T] on the model's device -> [B,T,d] after the final norm. `initial`: the states
+  // before the tokens (null: fresh); `final` receives those after them (null: not wanted). `trace`
+  // sees the residual stream: index -1 after the embedding, l after block l.
+  using Trace = std::function<void(int64_t, const Var&)>;
+  Var hidden(const Tensor& tokens, const SeqLayout& layout = {},
+             const DecodeState* initial = nullptr, DecodeState* final = nullptr,
+             const Trace& trace = {}) const;
+  Var logits(const Var& hidden) const;  // [...,d] -> [...,V]
+  Var embed(const Tensor& tokens) const { return body_.embeddings.forward(tokens); }
+
+  struct LossResult {
+    Var loss;           // scalar: sum of -log p over the labelled tokens / count
+    Tensor token_loss;  // [B,T]; 0 where the label is ignored
+  };
+  // labels i64 [B,T], already shifted: what each position is to predict, -100 to leave it out.
+  // `count`: device scalar to divide by (undefined: the number of labels in this batch).
+  LossResult loss(const Tensor& tokens, const Tensor& labels, const SeqLayout& layout = {},
+                  const Tensor& count = {}) const;
+
+  // Decoding, nothing is recorded. prefill: logits [N,V] after the last token of every sequence;
+  // an empty sequence is an error. `state` may hold what precedes the tokens, and is replaced.
+  Tensor prefill(const Tensor& tokens, const SeqLayout& layout, DecodeState* state) const;
+  Tensor step(const Tensor& tokens /*[N]*/, DecodeState* state) const;
+  DecodeState zero_state(int64_t n) const;
+
+  void set_recompute(bool on) { recompute_ = on; }  // activation checkpointing, block by block
+
+ private:
+  struct Body : Module {
+    explicit Body(const ModelConfig& config);
+    Embedding embeddings;
+    std::vector<std::unique_ptr<Block>> blocks;
+    RmsNorm norm;
+  };
+  Var head_weight() const;
+  Var close(const Block::Stream& s) const;
+
+  ModelConfig config_;
+  Body body_;
+  std::unique_ptr<Linear> lm_head_;  // null when tied to the embedding
+  bool recompute_ = false;
+};
+
+// The architecture with zero weights, on the CPU, in f32.
+std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
+// The public "normal" rule: N(0, initializer_range²) for matrices, conv kernels, embedding and
+// head, ones for norms, native decay gates. Tensors are drawn by (seed, name).
+void init_weights(LanguageModel& model, uint64_t seed);
+
+}  // namespace ebb

@@ -1,0 +1,99 @@
+// Recipes: strict reading, all mistakes at once; schedules.
+#include <gtest/gtest.h>
+
+#include "models/config.h"
+#include "tensor/check.h"
+#include "train/config.h"
+
+namespace ebb {
+namespace {
+
+using nlohmann::json;
+
+std::string mistakes(const json& recipe) {
+  try {
+    parse_train_config(recipe, "r.json");
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Config, EveryMistakeIsListedWithPathAndSuggestion) {
+  const std::string m = mistakes({{"model", {{"preset", "gdn-100m"}}},
+                                  {"stesp", 10},
+                                  {"optim", {{"lr", "fast"}, {"schedule", "cosin"}}},
+                                  {"init", {{"dami", {{"tau_mx", 3}}}}},
+                                  {"length", 0}});
+  for (const char* want :
+       {"/stesp: unknown; did you mean steps?", "/optim/lr: want a number", "did you mean cosine?",
+        "/init/dami/tau_mx: unknown; did you mean", "/length: must be at least 1", "5 mistakes"})
+    EXPECT_NE(m.find(want), std::string::npos) << want << " in\n" << m;
+}
+
+TEST(Config, ModelSectionIsStrict) {
+  EXPECT_NE(mistakes({{"model", {{"preset", "gdn-100m"}, {"num_head", 3}}}})
+                .find("/model/num_head: unknown; did you mean num_heads?"),
+            std::string::npos);
+  EXPECT_NE(mistakes({{"model", {{"preset", "gdn-10m"}}}}).find("gdn-100m"), std::string::npos);
+  EXPECT_NE(mistakes(json::object()).find("/model: is missing"), std::string::npos);
+  EXPECT_EQ(mistakes({{"model", {{"preset", "gdn-100m"}, {"num_hidden_layers", 2}}}}), "");
+}
+
+TEST(Config, ForeignConfigKeepsWhatItDoesNotKnow) {
+  const json foreign = {{"model_type", "gated_deltanet"},
+                        {"hidden_size", 64},
+                        {"fancy", {1, 2}},
+                        {"attn", nullptr},
+                        {"num_v_heads", nullptr}};
+  const ModelConfig c = parse_foreign_config(foreign, "config.json");
+  const json back = c.to_json();
+  for (const auto& [key, value] : foreign.items()) EXPECT_EQ(back.at(key), value) << key;
+  json hybrid = foreign;
+  hybrid["attn"] = {{"layers", {1}}};
+  EXPECT_THROW(parse_foreign_config(hybrid, "config.json"), Error);
+}
+
+TEST(Config, ResolvedRecipeReadsBackEqual) {
+  const json recipe = {{"model", {{"preset", "gdn-100m"}}},
+                       {"steps", 7},
+                       {"init", {{"scheme", "dami"}, {"dami", {{"peak_layer", 4}}}}},
+                       {"optim", {{"schedule", "wsd"}}}};
+  const TrainConfig c = parse_train_config(recipe, "r");
+  EXPECT_EQ(parse_train_config(c.resolved(), "again").resolved(), c.resolved());
+}
+
+TEST(Config, SetPathOverrides) {
+  json r = {{"optim", {{"lr", 1}}}};
+  set_path(&r, "optim.lr=3e-4");
+  set_path(&r, "data.train=[\"a\"]");
+  set_path(&r, "out=runs/x");
+  EXPECT_EQ(r["optim"]["lr"], 3e-4);
+  EXPECT_EQ(r["data"]["train"][0], "a");
+  EXPECT_EQ(r["out"], "runs/x");
+  EXPECT_THROW(set_path(&r, "no-equals"), Error);
+  EXPECT_THROW(set_path(&r, "out.deeper=1"), Error);
+}
+
+TEST(Schedule, WarmsUpAndEndsWhereAsked) {
+  for (Schedule s : {Schedule::cosine, Schedule::linear, Schedule::wsd}) {
+    OptimConfig o;
+    o.schedule = s;
+    o.warmup = 0.1;
+    o.final_lr = 0.05;
+    EXPECT_NEAR(schedule_factor(o, 0, 100), 0.1, 1e-12);
+    EXPECT_NEAR(schedule_factor(o, 9, 100), 1, 1e-12);
+    EXPECT_NEAR(schedule_factor(o, 99, 100), 0.05, 1e-12);
+    for (int64_t t = 10; t < 99; ++t)
+      EXPECT_GE(schedule_factor(o, t, 100) + 1e-12, schedule_factor(o, t + 1, 100));
+    EXPECT_GT(schedule_factor(o, 0, 1), 0);
+  }
+}
+
+TEST(Preset, GdnWidthRule) {
+  EXPECT_EQ(preset("gdn-100m").mlp_width(), 1536);
+  EXPECT_EQ(preset("gdn-100m").v_dim(), 128);
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,59 @@
+#include "models/tokenizer.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+
+#include "tensor/check.h"
+
+namespace ebb {
+namespace {
+
+TEST(Tokenizer, BytesRoundTripEverything) {
+  const Tokenizer t = Tokenizer::load("bytes");
+  std::string all;
+  for (int i = 0; i < 256; ++i) all += char(i);
+  EXPECT_EQ(t.decode(t.encode(all)), all);
+  EXPECT_EQ(t.encode("A\xC3\xA9"), (std::vector<int64_t>{65, 0xC3, 0xA9}));
+  EXPECT_EQ(t.vocab_size(), 257);
+  EXPECT_EQ(t.separator(), 256);
+  EXPECT_EQ(t.decode(std::vector<int64_t>{72, 256, 105}), "Hi");  // EOS has no text
+  EXPECT_TRUE(t.encode("").empty());
+  EXPECT_THROW(t.decode(std::vector<int64_t>{257}), Error);
+  EXPECT_THROW(t.decode(std::vector<int64_t>{-1}), Error);
+}
+
+TEST(Tokenizer, FolderRoundTrip) {
+  const std::string folder = ::testing::TempDir() + "/ebb_tokenizer";
+  std::filesystem::create_directories(folder);
+  Tokenizer::bytes().save(folder);
+  EXPECT_EQ(Tokenizer::load(folder).vocab_hash(), Tokenizer::bytes().vocab_hash());
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Tokenizer, MissingFilesAreNamed) {
+  EXPECT_THROW(Tokenizer::load("/nonexistent/tokenizer.model"), Error);
+  EXPECT_THROW(Tokenizer::load(::testing::TempDir()), Error);
+}
+
+TEST(Utf8, InvalidBytesAreFoundAndReplaced) {
+  EXPECT_EQ(first_invalid_utf8("plain \xE2\x82\xAC \xF0\x9F\x98\x80"), std::string::npos);
+  struct Case {
+    const char* text;
+    size_t at;
+    int64_t parts;
+  };
+  // Lone continuation, overlong, surrogate, beyond U+10FFFF, truncated sequences.
+  for (const Case& c :
+       {Case{"a\x80", 1, 1}, Case{"\xC0\xAF", 0, 2}, Case{"\xED\xA0\x80", 0, 3},
+        Case{"\xF4\x90\x80\x80", 0, 4}, Case{"ab\xE2\x82", 2, 1}, Case{"\xF0\x9F\x98x", 0, 1}}) {
+    EXPECT_EQ(first_invalid_utf8(c.text), c.at) << c.text;
+    int64_t replaced = 0;
+    const std::string fixed = replace_invalid_utf8(c.text, &replaced);
+    EXPECT_EQ(replaced, c.parts) << c.text;
+    EXPECT_EQ(first_invalid_utf8(fixed), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace ebb

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Times the public Triton kernels (flash-linear-attention, installed by you) on the shapes of
+`ebb bench ops`, on the same GPU, as users run them and replayed as a CUDA graph.
+
+  pip install flash-linear-attention
+  python3 tools/bench_peers.py --json peers.json [--filter rms] [--merge ebb.json]
+
+--merge reads the JSON of `ebb bench ops` and prints ebb / peer ratios beside each other.
+"""
+import argparse
+import json
+import re
+import statistics
+
+import torch
+
+DEV, DT = "cuda", torch.bfloat16
+
+
+def rand(*shape, dtype=DT, scale=1.0, grad=True):
+    return (torch.randn(*shape, device=DEV) * scale).to(dtype).requires_grad_(grad)
+
+
+def time_ms(fn, repeats=20):
+    """Median over repeats, each a batch long enough for the clock."""
+    for _ in range(3):
+        fn()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(repeats):
+        a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        a.record()
+        for _ in range(5):
+            fn()
+        b.record()
+        b.synchronize()
+        times.append(a.elapsed_time(b) / 5)
+    return statistics.median(times)
+
+
+def graph_ms(fn):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            fn()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        fn()
+    return time_ms(graph.replay)
+
+
+def cases():
+    """name -> (inputs, forward); names equal those of `ebb bench ops`."""
+    import torch.nn.functional as F
+    from fla.modules.activations import swiglu
+    from fla.modules.conv.causal_conv1d import causal_conv1d
+    from fla.modules.fused_norm_gate import rms_norm_gated
+    from fla.modules.l2norm import l2norm
+    from fla.modules.layernorm import rms_norm
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    n = 32768
+    x, w = rand(1, n, 512), rand(512)
+    yield "rms_norm 32768x512", [x, w], lambda: rms_norm(x, w, None, eps=1e-6)
+    r, x2 = rand(1, n, 512), rand(1, n, 512)
+    yield ("add_rms_norm 32768x512", [x2, r, w],
+           lambda: rms_norm(x2, w, None, residual=r, eps=1e-6, prenorm=True))
+    h = rand(1, n, 8, 64)
+    yield "l2_norm 32768x8x64", [h], lambda: l2norm(h)
+    o, g, wv = rand(1, n, 6, 128), rand(1, n, 6, 128), rand(128)
+    yield ("gated_rms_norm 32768x6x128", [o, g, wv],
+           lambda: rms_norm_gated(o, g, wv, None, eps=1e-6))
+    c, wc = rand(8, 4096, 1536), rand(1536, 4, scale=0.3)
+    yield ("causal_conv1d 8x4096x1536 silu", [c, wc],
+           lambda: causal_conv1d(c, wc, activation="silu")[0])
+    a, b = rand(1, n, 1536), rand(1, n, 1536)
+    yield "swiglu 32768x1536", [a, b], lambda: swiglu(a, b)
+
+    def delta(B, T, H, K, V):
+        q = F.normalize(torch.randn(B, T, H, K, device=DEV), dim=-1).to(DT).requires_grad_()
+        k = F.normalize(torch.randn(B, T, H, K, device=DEV), dim=-1).to(DT).requires_grad_()
+        v = rand(B, T, H, V)
+        gate = F.logsigmoid(torch.randn(B, T, H, device=DEV)).requires_grad_()
+        beta = torch.rand(B, T, H, device=DEV).requires_grad_()
+        return [q, k, v, gate, beta], lambda: chunk_gated_delta_rule(q, k, v, gate, beta)[0]
+
+    for shape in [(8, 4096, 6, 64, 128), (1, 32768, 6, 64, 128), (2, 8192, 16, 128, 128)]:
+        inputs, fn = delta(*shape)
+        yield "gated_delta_rule B{} T{} H{} K{} V{}".format(*shape), inputs, fn
+
+
+def measure(inputs, forward):
+    first = forward()
+    outputs = first if isinstance(first, tuple) else (first,)
+    dys = [torch.randn_like(y) for y in outputs if y.requires_grad]
+
+    def forward_only():
+        with torch.no_grad():
+            forward()
+
+    def both():
+        ys = forward()
+        ys = [y for y in (ys if isinstance(ys, tuple) else (ys,)) if y.requires_grad]
+        torch.autograd.grad(ys, inputs, dys)
+
+    torch.cuda.reset_peak_memory_stats()
+    base = torch.cuda.memory_allocated()
+    both()
+    torch.cuda.synchronize()
+    extra = torch.cuda.max_memory_allocated() - base
+    return {"fwd_eager_ms": time_ms(forward_only), "fwd_graph_ms": graph_ms(forward_only),
+            "fwd_bwd_eager_ms": time_ms(both), "fwd_bwd_graph_ms": graph_ms(both),
+            "extra_bytes": extra}
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--json")
+    p.add_argument("--filter", default="")
+    p.add_argument("--merge", help="JSON written by `ebb bench ops --json`")
+    p.add_argument("--time-refused", action="store_true",
+                   help="also time the gated backward kernel that the library refuses to run with "
+                   "some Triton versions on Hopper (its results are wrong there; only its speed "
+                   "is of interest)")
+    args = p.parse_args()
+    if args.time_refused:
+        import fla.ops.common.chunk_o as chunk_o
+        chunk_o.TRITON_ABOVE_3_7_1 = True
+    ours = {}
+    if args.merge:
+        with open(args.merge) as f:
+            ours = {row["name"]: row for row in json.load(f)["results"]}
+    rows = []
+    for name, inputs, forward in cases():
+        if not re.search(args.filter, name):
+            continue
+        try:
+            row = {"name": name, **measure(inputs, forward)}
+        except Exception as error:  # a peer that refuses to run is a result too
+            row = {"name": name, "error": str(error).splitlines()[0][:200]}
+        mine = ours.get(name, {})
+        for key in ("fwd_graph_ms", "fwd_bwd_graph_ms"):
+            if key in row and key in mine:
+                row["ebb_" + key], row["speedup_" + key] = mine[key], row[key] / mine[key]
+        rows.append(row)
+        print("  ".join(f"{k}={v:.4f}" if isinstance(v, float) else f"{k}={v}"
+                        for k, v in row.items()), flush=True)
+    if args.json:
+        import fla
+        with open(args.json, "w") as f:
+            json.dump({"gpu": torch.cuda.get_device_name(), "peer": f"flash-linear-attention "
+                       f"{fla.__version__}", "torch": torch.__version__, "results": rows}, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
