@@ -121,6 +121,22 @@ __device__ __forceinline__ void load_pack(float (&out)[N], const T* p) {
     for (int i = 0; i < N; ++i) out[i] = to_float(a.v[i]);
   }
 }
+// Global memory only. The wide words go out in assembly: left to itself, nvcc takes the assignment
+// of a vector apart again where its parts come from far away.
+__device__ __forceinline__ void store_word(uint4* p, uint4 w) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+               "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_word(uint2* p, uint2 w) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)), "r"(w.x),
+               "r"(w.y)
+               : "memory");
+}
+template <class W>
+__device__ __forceinline__ void store_word(W* p, W w) {
+  *p = w;
+}
 template <class T, int N>
 __device__ __forceinline__ void store_pack(T* p, const float (&in)[N]) {
   using P = Pack<T, N>;
@@ -128,7 +144,8 @@ __device__ __forceinline__ void store_pack(T* p, const float (&in)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) a.v[i] = from_float<T>(in[i]);
 #pragma unroll
-  for (int i = 0; i < P::kWords; ++i) reinterpret_cast<typename P::Word*>(p)[i] = a.words[i];
+  for (int i = 0; i < P::kWords; ++i)
+    store_word(reinterpret_cast<typename P::Word*>(p) + i, a.words[i]);
 }
 
 __device__ __forceinline__ float warp_sum(float v) {
