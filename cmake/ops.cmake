@@ -11,7 +11,7 @@ list(APPEND EBB_OPS)
 list(APPEND EBB_OPS rms_norm)
 
 # convolution, gates, activations, token shift
-list(APPEND EBB_OPS)
+list(APPEND EBB_OPS causal_conv1d)
 
 # recurrences
 list(APPEND EBB_OPS)
@@ -24,7 +24,7 @@ list(APPEND EBB_OPS_COMPOSED)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/seq_layout.cpp)
-list(APPEND EBB_CUDA_EXTRA_SOURCES)
+list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
 
 set(EBB_TENSOR_SOURCES
   tensor/compare.cpp
@@ -63,6 +63,7 @@ set(EBB_CUDA_TENSOR_SOURCES
 )
 set(EBB_OP_TABLE_SOURCES
   tests/op_table.cpp
+  tests/op_rows/conv.cpp
   tests/op_rows/delta_rule.cpp
   tests/op_rows/elementwise.cpp
   tests/op_rows/gate.cpp

@@ -28,7 +28,7 @@ std::vector<OpRow> op_table(uint64_t seed) {
   Draw draw(seed);
   std::vector<OpRow> table;
   for (const auto family : {elementwise_rows, reduce_rows, matmul_rows, loss_rows, norm_rows,
-                            gate_rows, delta_rule_rows, optimizer_rows})
+                            conv_rows, gate_rows, delta_rule_rows, optimizer_rows})
     for (OpRow& row : family(draw)) table.push_back(std::move(row));
   return table;
 }

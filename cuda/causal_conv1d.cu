@@ -1,0 +1,256 @@
+// Short causal depthwise convolution (ops/causal_conv1d.h): pre_t = b + Σ_j w_j x_{t−(W−1)+j}.
+// A thread owns V neighbouring channels and walks along a run of tokens with the window in
+// registers, so that every row is read once (and W−1 rows per run again, from the cache).
+// Interior tokens go in tiles of U with all loads issued first and no checks; tokens next to a
+// sequence border, a run's ragged rest and tokens of a final state go one at a time.
+#include "cuda/causal_conv1d.cuh"
+#include "cuda/ordered_sum.cuh"
+#include "cuda/walk.cuh"
+
+namespace ebb::gpu {
+namespace {
+
+using namespace conv;
+
+__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+
+// Borders of the cursor's sequence relative to a run's first token, within the reach of an int.
+struct RunBorders {
+  int begin, end;
+  __device__ RunBorders(const SequenceCursor& s, int64_t f0)
+      : begin(clip(s.begin - f0)), end(clip(s.end - f0)) {}
+  static __device__ int clip(int64_t v) {
+    return int(min(max(v, -(int64_t(1) << 30)), int64_t(1) << 30));
+  }
+};
+
+// grid (channel blocks × token groups), block (lanes, 256/lanes); run: a multiple of U.
+// 1 tile: U rows, W−1 kept from the tile before.  2 y = act(pre).  3 shift.  4 single tokens.
+template <class T, int W, int V, int U, bool kSilu>
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
+    fwd_kernel(const Input<T> in, T* g_y, int64_t channel_blocks, int64_t run) {
+  const WalkPosition at = walk_position<V>(channel_blocks, run);
+  if (at.c >= in.d || at.f0 >= in.tokens) return;
+  const Channels<T, W, V, kSilu> ch(in, at.c);
+  const int owned = int(min(run, in.tokens - at.f0));
+  const T* g_run = in.g_x + at.f0 * in.stride + at.c;
+  T* g_out = g_y + at.f0 * in.d + at.c;
+  const auto emit = [&](const auto& r_x, int u, T* g) {
+    float r_y[V];
+    ch.pre(r_y, r_x, u);
+    if constexpr (kSilu) {
+#pragma unroll
+      for (int v = 0; v < V; ++v) r_y[v] *= fast_sigmoid(r_y[v]);
+    }
+    store_pack(g, r_y);
+  };
+  SequenceCursor s = in.first;
+  s.seek(at.f0);
+  RunBorders b(s, at.f0);
+  float r_x[W - 1 + U][V];  // rows i−(W−1) … i+U−1
+  bool kept = false;        // the first W−1 of them are there already
+  for (int i = 0; i < owned;) {
+    if (i == b.end) {
+      s.next();
+      b = RunBorders(s, at.f0);
+    }
+    if (i - (W - 1) >= b.begin && i + U <= min(owned, b.end)) {
+      const T* g_tile = g_run + i * in.stride;
+      T* g_tile_out = g_out + i * in.d;
+      if (!kept)
+#pragma unroll
+        for (int k = 1 - W; k < 0; ++k) load_pack(r_x[W - 1 + k], g_tile + k * in.stride);
+#pragma unroll
+      for (int u = 0; u < U; ++u) load_pack(r_x[W - 1 + u], g_tile + u * in.stride);
+#pragma unroll
+      for (int u = 0; u < U; ++u) emit(r_x, u, g_tile_out + u * in.d);
+#pragma unroll
+      for (int k = 0; k < W - 1; ++k)
+#pragma unroll
+        for (int v = 0; v < V; ++v) r_x[k][v] = r_x[U + k][v];
+      kept = true;
+      i += U;
+    } else {
+      float r_window[W][V];
+      ch.window(r_window, s, at.f0 + i);
+      emit(r_window, 0, g_out + i * in.d);
+      kept = false;
+      ++i;
+    }
+  }
+}
+
+// As fwd_kernel, but from a run's end to its start, beginning W−1 tokens behind it, whose dpre the
+// last dx need. run + W − 1 is a multiple of U.
+// 1 tile: rows i−U−(W−1) … i−1 of x, i−U … i−1 of dy.  2 dpre = dy·act'(pre), pre anew.
+// 3 dw_j += dpre·x_{t−(W−1)+j}, dbias += dpre.  4 dx_t = Σ_k w_{W−1−k} dpre_{t+k}.  5 block sums.
+template <class T, int W, int V, int U, bool kSilu>
+__global__ void __launch_bounds__(kThreads, 2)
+    bwd_kernel(const Input<T> in, const Output<T> out, int64_t channel_blocks, int64_t run) {
+  extern __shared__ float s_sum[];  // [256·(W+1)·V]
+  const WalkPosition at = walk_position<V>(channel_blocks, run);
+  float r_sum[W + 1][V] = {};
+  if (at.c < in.d && at.f0 < in.tokens) {
+    const Channels<T, W, V, kSilu> ch(in, at.c);
+    const int owned = int(min(run, in.tokens - at.f0));
+    const T* g_run = in.g_x + at.f0 * in.stride + at.c;
+    const T* g_dy_run = out.g_dy + at.f0 * out.dy_stride + at.c;
+    T* g_dx_run = out.g_dx ? out.g_dx + at.f0 * in.d + at.c : nullptr;
+    float r_g[W][V] = {};  // dpre of tokens i, i+1, …; row 0 is the current one
+    // Steps 2-4 for a token whose dy stands in r_g[0] and whose window starts at row u of r_x.
+    const auto token = [&](const auto& r_x, int u, bool own, T* g_dx, const float* g_extra) {
+      ch.dpre(r_g[0], r_x, u);
+      if (own) {
+        float r_dx[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+          r_dx[v] = g_extra ? g_extra[v * W] : 0.f;
+#pragma unroll
+          for (int k = 0; k < W; ++k) {
+            r_sum[k][v] = fmaf(r_g[0][v], r_x[u + k][v], r_sum[k][v]);
+            r_dx[v] = fmaf(ch.r_w[W - 1 - k][v], r_g[k][v], r_dx[v]);
+          }
+          r_sum[W][v] += r_g[0][v];
+        }
+        if (g_dx) store_pack(g_dx, r_dx);
+      }
+#pragma unroll
+      for (int k = W - 1; k > 0; --k)
+#pragma unroll
+        for (int v = 0; v < V; ++v) r_g[k][v] = r_g[k - 1][v];
+    };
+    SequenceCursor s = in.first;
+    s.seek(at.f0 + owned - 1);
+    RunBorders b(s, at.f0);
+    float r_x[W - 1 + U][V];  // rows i−U−(W−1) … i−1
+    bool kept = false;        // the last W−1 of them are there already
+    const auto tile = [&](int i, auto all_owned) {
+      const T* g_tile = g_run + (i - U) * in.stride;
+      const T* g_dy = g_dy_run + (i - U) * out.dy_stride;
+      T* g_dx = g_dx_run ? g_dx_run + (i - U) * in.d : nullptr;
+      float r_dy[U][V];
+      if (!kept)
+#pragma unroll
+        for (int k = 1 - W; k < 0; ++k) load_pack(r_x[W - 1 + U + k], g_tile + (U + k) * in.stride);
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        load_pack(r_x[u], g_tile + (u - (W - 1)) * in.stride);
+        load_pack(r_dy[u], g_dy + u * out.dy_stride);
+      }
+#pragma unroll
+      for (int u = U - 1; u >= 0; --u) {
+#pragma unroll
+        for (int v = 0; v < V; ++v) r_g[0][v] = r_dy[u][v];
+        token(r_x, u, all_owned.value || i - U + u < owned, g_dx ? g_dx + u * in.d : nullptr,
+              nullptr);
+      }
+#pragma unroll
+      for (int k = W - 2; k >= 0; --k)
+#pragma unroll
+        for (int v = 0; v < V; ++v) r_x[U + k][v] = r_x[k][v];
+    };
+    for (int i = min(owned + W - 1, b.end); i > 0;) {
+      if (i - 1 < b.begin) {
+        s.previous();
+        b = RunBorders(s, at.f0);
+#pragma unroll
+        for (int k = 0; k < W; ++k)
+#pragma unroll
+          for (int v = 0; v < V; ++v) r_g[k][v] = 0.f;
+      }
+      const int tail = out.g_dfinal ? b.end - W : b.end;  // the final state holds tokens from here
+      if (i >= U && i - U - (W - 1) >= b.begin && i <= tail) {
+        if (i <= owned)
+          tile(i, std::true_type{});
+        else
+          tile(i, std::false_type{});
+        kept = true;
+        i -= U;
+      } else {
+        --i;
+        float r_window[W][V];
+        ch.window(r_window, s, at.f0 + i);
+        load_pack(r_g[0], g_dy_run + i * out.dy_stride);
+        const bool last = out.g_dfinal && i >= tail;
+        token(r_window, 0, i < owned, g_dx_run ? g_dx_run + i * in.d : nullptr,
+              last ? out.g_dfinal + (s.n * in.d + at.c) * W + i - tail : nullptr);
+        kept = false;
+      }
+    }
+  }
+  if (out.g_partial)
+    block_partials(r_sum, s_sum, out.g_partial + at.group * (W + 1) * in.d, in.d,
+                   at.c - int64_t(threadIdx.x) * V);
+}
+
+bool aligned16(const Tensor& t) {
+  return !t.defined() || reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
+}
+
+struct PutWeights {
+  float *g_dw, *g_dbias;
+  int64_t d;
+  int width;
+  __device__ void operator()(int64_t col, double sum) const {
+    const int64_t j = col / d, c = col - j * d;
+    if (j < width) {
+      if (g_dw) g_dw[c * width + j] = float(sum);
+    } else if (g_dbias) {
+      g_dbias[c] = float(sum);
+    }
+  }
+};
+
+}  // namespace
+
+void causal_conv1d_fwd(const ConvArgs& a, const Tensor& y) {
+  if (y.numel() == 0) return;
+  const bool vector = rows_aligned(a.x, 4) && aligned16(a.w);
+  visit_compute(y.dtype(), [&]<class T>() {
+    visit_variant(a, vector, [&]<int W, int V, bool kSilu>() {
+      constexpr int U = 8;
+      const WalkShape shape = walk_shape(a.x.count, ceil_div(a.x.width, V), U, 64, 98304);
+      fwd_kernel<device_t<T>, W, V, U, kSilu>
+          <<<unsigned(shape.blocks), shape.block(), 0, stream_of(y)>>>(
+              input_of<T>(a), ptr<T>(y), shape.channel_blocks, shape.run);
+      check_launch();
+    });
+  });
+}
+
+void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
+                       const ConvGrads& g) {
+  const int64_t tokens = a.x.count, d = a.x.width;
+  const bool vector = rows_aligned(a.x, 4) && rows_aligned(dy, 4) && aligned16(a.w);
+  const bool weights = g.dw.defined() || g.dbias.defined();
+  const cudaStream_t stream = stream_of(a.w);
+  visit_compute(a.x.t.dtype(), [&]<class T>() {
+    const Input<device_t<T>> in = input_of<T>(a);
+    Output<device_t<T>> out = output_of<T>(dy, dfinal, g.dx);
+    if (g.dstate) causal_conv1d_dstate(a, dy, dfinal, g.dstate);
+    if (!weights && !g.dx) return;
+    visit_variant(a, vector, [&]<int W, int V, bool kSilu>() {
+      constexpr int U = 4;
+      int64_t groups = 0;
+      Tensor partial;
+      if (tokens * d > 0) {
+        WalkShape shape = walk_shape(tokens, ceil_div(d, V), 16, 64, 98304);
+        shape.run -= W - 1;  // the walk, W−1 tokens longer, comes out as whole tiles
+        shape.groups = groups = ceil_div(tokens, shape.run * shape.rows);
+        shape.blocks = shape.groups * shape.channel_blocks;
+        if (weights) partial = Tensor::empty({groups, W + 1, d}, DType::f32, a.w.device());
+        out.g_partial = ptr<float>(partial);
+        const size_t shared = weights ? size_t(kThreads) * (W + 1) * V * sizeof(float) : 0;
+        bwd_kernel<device_t<T>, W, V, U, kSilu>
+            <<<unsigned(shape.blocks), shape.block(), shared, stream>>>(
+                in, out, shape.channel_blocks, shape.run);
+        check_launch();
+      }
+      if (weights)
+        ordered_sum(out.g_partial, groups, (W + 1) * d, stream,
+                    PutWeights{ptr<float>(g.dw), ptr<float>(g.dbias), d, W});
+    });
+  });
+}
+
+}  // namespace ebb::gpu

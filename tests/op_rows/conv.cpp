@@ -1,0 +1,145 @@
+// Rows of the operators that look a few tokens back: short convolution, token shift, channel mix.
+#include "tests/reference/conv.h"
+#include "ops/causal_conv1d.h"
+#include "tests/op_table.h"
+
+namespace ebb::testing {
+namespace {
+
+struct ConvCase {
+  std::string name = {};
+  Shape x = {};  // [B,T,D]
+  int64_t width = 4;
+  bool bias = false, silu = true, state = false;
+  std::vector<int64_t> cu = {};  // empty: dense
+  bool f32_state = false;        // beside bf16 x
+};
+
+OpCase conv_case(Draw& draw, const ConvCase& k) {
+  const int64_t d = k.x[2], n = k.cu.empty() ? k.x[0] : int64_t(k.cu.size()) - 1;
+  OpCase c;
+  c.name = k.name;
+  c.inputs = {
+      {"x", draw.normal(k.x)},
+      {.name = "weight", .value = draw.normal({d, k.width}, 0.5), .parameter = true},
+      {.name = "bias", .value = k.bias ? draw.normal({d}, 0.3) : Tensor(), .parameter = true},
+      {.name = "state",
+       .value = k.state ? draw.normal({n, d, k.width}) : Tensor(),
+       .parameter = k.f32_state}};
+  c.run = [k](std::span<const Var> in) {
+    CausalConv1dOptions o{.activation = k.silu ? ConvActivation::silu : ConvActivation::none,
+                          .final_state = true};
+    if (!k.cu.empty()) o.layout = SeqLayout::packed(k.cu, in[0].device());
+    const CausalConv1d r = causal_conv1d(in[0], in[1], in[2], in[3], o);
+    return std::vector{r.y, r.final_state};
+  };
+  c.reference = [k](std::span<const Tensor> in) {
+    return reference::causal_conv1d(in[0], in[1], in[2], in[3], k.silu, k.cu);
+  };
+  c.jacobian = k.x.numel() <= 24;
+  return c;
+}
+
+OpRow conv_row(Draw& draw) {
+  OpRow row{.op = "causal_conv1d"};
+  for (const ConvCase& k : std::vector<ConvCase>{
+           {.name = "plain", .x = {2, 9, 5}},
+           {.name = "bias", .x = {1, 70, 32}, .bias = true},
+           {.name = "linear", .x = {1, 33, 32}, .silu = false},
+           {.name = "everything", .x = {2, 37, 40}, .bias = true, .state = true},
+           {.name = "state_only", .x = {2, 3, 8}, .state = true},  // shorter than the window
+           {.name = "one_token", .x = {3, 1, 4}, .bias = true, .state = true},
+           {.name = "one_token_fresh", .x = {1, 1, 3}},
+           {.name = "no_tokens", .x = {2, 0, 4}, .bias = true, .state = true},
+           {.name = "no_batch", .x = {0, 5, 4}, .bias = true},
+           {.name = "long_even", .x = {2, 256, 64}, .bias = true, .state = true},
+           {.name = "long_ragged", .x = {1, 1031, 36}, .bias = true},
+           {.name = "odd_channels", .x = {2, 131, 33}, .bias = true, .state = true},
+           {.name = "wide", .x = {1, 67, 520}, .bias = true},
+           {.name = "f32_state", .x = {2, 2, 8}, .state = true, .f32_state = true},
+           {.name = "packed",
+           .x = {1, 70, 16},
+           .bias = true,
+           .state = true,
+           .cu = {0, 1, 3, 3, 6, 10, 15, 15, 15, 69, 70, 70}},
+           {.name = "packed_rows", .x = {3, 50, 12}, .bias = true, .cu = {0, 0, 47, 50, 52, 150}},
+           {.name = "packed_long",
+           .x = {2, 300, 8},
+           .state = true,
+           .cu = {0, 61, 122, 124, 190, 255, 256, 320, 600}},
+           {.name = "packed_single", .x = {1, 6, 4}, .state = true, .cu = {0, 1, 2, 3, 4, 5, 6}},
+       })
+    row.cases.push_back(conv_case(draw, k));
+  for (int64_t width = 1; width <= 8; ++width)
+    row.cases.push_back(conv_case(draw, {.name = "width" + std::to_string(width),
+                                         .x = {2, 75, width % 2 ? 7 : 12},
+                                         .width = width,
+                                         .bias = true,
+                                         .state = true,
+                                         .cu = {0, 3, 80, 80, 150}}));
+  const auto zeros = [](const Shape& s) { return Tensor::zeros(s); };
+  row.errors = {
+      {"rank",
+       [zeros] {
+         causal_conv1d(zeros({2, 3}), zeros({3, 4}));
+       },
+       "^causal_conv1d: x is \\[2,3\\], want \\[B,T,D\\]"},
+      {"weight",
+       [zeros] {
+         causal_conv1d(zeros({1, 2, 3}), zeros({2, 4}));
+       },
+       "^causal_conv1d: weight is \\[2,4\\], x is \\[1,2,3\\]; want \\[3,W\\]"},
+      {"width",
+       [zeros] {
+         causal_conv1d(zeros({1, 2, 3}), zeros({3, 9}));
+       },
+       "^causal_conv1d: weight is \\[3,9\\].*W = 1..8"},
+      {"bias",
+       [zeros] {
+         causal_conv1d(zeros({1, 2, 3}), zeros({3, 4}), zeros({4}));
+       },
+       "^causal_conv1d: bias is \\[4\\], want \\[3\\]"},
+      {"state",
+       [zeros] {
+         causal_conv1d(zeros({1, 2, 3}), zeros({3, 4}), {}, zeros({1, 3, 3}));
+       },
+       "^causal_conv1d: state is \\[1,3,3\\], want \\[1,3,4\\]"},
+      {"packed_states",
+       [zeros] {
+         causal_conv1d(zeros({2, 2, 3}), zeros({3, 4}), {}, zeros({2, 3, 4}),
+                       {.layout = SeqLayout::packed({0, 1, 2, 4})});
+       },
+       "^causal_conv1d: state is \\[2,3,4\\], want \\[3,3,4\\]"},
+      {"cover",
+       [zeros] {
+         causal_conv1d(zeros({1, 4, 3}), zeros({3, 4}), {}, {},
+                       {.layout = SeqLayout::packed({0, 3})});
+       },
+       "^causal_conv1d: cu_seqlens ends at 3"},
+      {"dtype",
+       [] {
+         causal_conv1d(Tensor::zeros({1, 2, 3}, DType::bf16), Tensor::zeros({3, 4}));
+       },
+       "^causal_conv1d: x \\[1,2,3\\] is bf16"},
+      {"undefined", [] { causal_conv1d({}, {}); }, "^causal_conv1d: x is undefined"},
+      {"step_state",
+       [zeros] {
+         causal_conv1d_step(zeros({2, 3}), zeros({3, 4}), {}, zeros({2, 3, 3}),
+                            ConvActivation::silu);
+       },
+       "^causal_conv1d_step: state is \\[2,3,3\\], want \\[2,3,4\\]"},
+      {"step_rows",
+       [zeros] {
+         causal_conv1d_step(zeros({2, 3}), zeros({3, 4}), {}, zeros({2, 4, 3}).transpose(1, 2),
+                            ConvActivation::silu);
+       },
+       "^causal_conv1d_step: the state's rows \\[3,4\\] must be dense"},
+  };
+  return row;
+}
+
+}  // namespace
+
+std::vector<OpRow> conv_rows(Draw& draw) { return {conv_row(draw)}; }
+
+}  // namespace ebb::testing
