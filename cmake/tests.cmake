@@ -6,8 +6,14 @@ set(EBB_UNIT_TESTS
   eval_test.cpp
   tokenizer_test.cpp
   autograd_test.cpp
+  copy_test.cpp
   event_test.cpp
+  file_test.cpp
+  memory_test.cpp
+  random_test.cpp
+  safetensors_test.cpp
   tensor_test.cpp
+  views_test.cpp
 )
 # op_contract_test.cpp and op_cuda_test.cpp are built in; these are further ones.
 set(EBB_OP_TESTS
