@@ -14,7 +14,7 @@ list(APPEND EBB_OPS rms_norm)
 list(APPEND EBB_OPS causal_conv1d)
 
 # recurrences
-list(APPEND EBB_OPS)
+list(APPEND EBB_OPS delta_rule)
 
 # optimizer
 list(APPEND EBB_OPS)
@@ -25,6 +25,8 @@ list(APPEND EBB_OPS_COMPOSED)
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/seq_layout.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
+list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp)
+list(APPEND EBB_CUDA_EXTRA_SOURCES)
 
 set(EBB_TENSOR_SOURCES
   tensor/compare.cpp

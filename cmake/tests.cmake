@@ -17,6 +17,7 @@ set(EBB_UNIT_TESTS
 )
 # op_contract_test.cpp and op_cuda_test.cpp are built in; these are further ones.
 set(EBB_OP_TESTS
+  delta_rule_test.cpp
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS

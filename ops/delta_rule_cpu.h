@@ -1,0 +1,179 @@
+// Shared by the passes of the delta family on the CPU (ops/delta_rule_cpu.cpp, _bwd.cpp): where the
+// chunks lie, the gates of a chunk, and its matrices as padded copies in a thread's own memory.
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+
+#include "ops/delta_rule.h"
+#include "ops/small_gemm.h"
+
+namespace ebb::cpu::delta {
+
+using namespace simd;
+
+struct Chunk {
+  int64_t first, rows;  // flat tokens [first, first + rows)
+};
+
+// Sizes, and where each sequence's chunks lie in the list of all chunks.
+struct Plan {
+  explicit Plan(const DeltaRuleProblem& p)
+      : tokens(p.batch() * p.time()),
+        h(p.heads()),
+        hv(p.value_heads()),
+        group(hv / h),
+        k(p.key_dim()),
+        v(p.value_dim()),
+        c(p.chunk),
+        sequences(p.sequences()) {
+    for (int64_t n = 0; n < sequences; ++n) {
+      first_chunk.push_back(int64_t(chunks.size()));
+      const int64_t end = p.layout.end(n, p.time());
+      for (int64_t t = p.layout.begin(n, p.time()); t < end; t += c)
+        chunks.push_back({t, std::min(c, end - t)});
+    }
+    first_chunk.push_back(int64_t(chunks.size()));
+  }
+  int64_t tokens, h, hv, group, k, v, c, sequences;
+  std::vector<Chunk> chunks;
+  std::vector<int64_t> first_chunk;  // [N+1]
+
+  int64_t work() const { return int64_t(chunks.size()) * hv; }
+  // Columns of V one scan handles: all, or fewer where that keeps more threads busy.
+  int64_t scan_columns(int64_t lanes) const {
+    const int64_t threads = omp_get_max_threads(), rows = std::max<int64_t>(1, sequences * hv);
+    const int64_t tiles = std::clamp<int64_t>((threads + rows - 1) / rows, 1, (v + 31) / 32);
+    const int64_t columns = (v + tiles - 1) / tiles;
+    return (columns + lanes - 1) / lanes * lanes;
+  }
+};
+
+template <class T>
+struct Arrays {  // of the problem and of what is saved, as raw pointers
+  Arrays(const Plan& plan, const DeltaRuleProblem& p, const DeltaRuleSaved& saved)
+      : plan(plan),
+        scale(T(p.scale)),
+        q(p.q.data<T>()),
+        k(p.k.data<T>()),
+        v(p.v.data<T>()),
+        g(p.g.data<T>()),
+        beta(p.beta.data<T>()),
+        a(saved.a.data<T>()),
+        states(saved.states.data<T>()),
+        values(saved.values.data<T>()) {}
+  const Plan& plan;
+  T scale;
+  const T *q, *k, *v, *g, *beta;
+  T *a, *states, *values;
+
+  // Rows of head `head` at flat token t in [tokens,H,K] and [tokens,HV,V].
+  int64_t key(int64_t t, int64_t head) const { return (t * plan.h + head / plan.group) * plan.k; }
+  int64_t value(int64_t t, int64_t head) const { return (t * plan.hv + head) * plan.v; }
+  T* a_of(int64_t t, int64_t head) const { return a + (head * plan.tokens + t) * plan.c; }
+  T* values_of(int64_t t, int64_t head) const { return values + (head * plan.tokens + t) * plan.v; }
+  int64_t state(int64_t chunk, int64_t head) const {
+    return (chunk * plan.hv + head) * plan.k * plan.v;
+  }
+};
+
+// The gates of one chunk and head. Sums in f64: differences of large sums stay exact.
+template <class T>
+struct Gates {
+  double sum[128];                     // G
+  T gamma[128], tail[128], beta[128];  // γ, τ, β
+  T total = 1;                         // γ_n
+  int64_t rows = 0;
+
+  void read(const Arrays<T>& in, const Chunk& chunk, int64_t head) {
+    rows = chunk.rows;
+    double s = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t at = (chunk.first + i) * in.plan.hv + head;
+      const double g = double(in.g[at]);
+      s += g < -1000 ? -1000 : g;  // e^-1000 is 0 already; −inf would give inf − inf
+      sum[i] = s;
+      beta[i] = in.beta[at];
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      gamma[i] = exp_nonpositive(T(sum[i]));
+      tail[i] = exp_nonpositive(T(s - sum[i]));
+    }
+    total = exp_nonpositive(T(s));
+  }
+  // Row i of Γ, up to `width` columns.
+  void decay_row(int64_t i, int64_t width, T* row) const {
+    T x[128];
+    for (int64_t j = 0; j <= i; ++j) x[j] = T(sum[i] - sum[j]);
+    for (int64_t j = 0; j <= i; ++j) row[j] = exp_nonpositive(x[j]);
+    std::fill(row + i + 1, row + width, T(0));
+  }
+};
+
+// One chunk's matrices as [rows, padded width] copies, and transposed ones.
+template <class T>
+struct Workspace {
+  explicit Workspace(const Plan& plan)
+      : wc(padded<T>(plan.c)), wk(padded<T>(plan.k)), wv(padded<T>(plan.v)) {
+    for (T** p : {&q, &k, &dq, &dk}) *p = memory.take(plan.c * wk);
+    kt = memory.take(wk * wc);
+    for (T** p : {&v, &x, &y}) *p = memory.take(plan.c * wv);
+    for (T** p : {&s, &ds}) *p = memory.take(padded<T>(plan.k) * wv);
+    for (T** p : {&st, &t}) *p = memory.take(wv * std::max(wk, wc));
+    for (T** p : {&p1, &p2, &p3, &p4}) *p = memory.take(plan.c * wc);
+  }
+  Scratch<T> memory;
+  int64_t wc, wk, wv;
+  T *q, *k, *dq, *dk;    // [C,wk]
+  T* kt;                 // [wk,wc]
+  T *v, *x, *y;          // [C,wv]
+  T *s, *ds;             // [wk,wv]
+  T *st, *t;             // [wv,max(wk,wc)]
+  T *p1, *p2, *p3, *p4;  // [C,wc]
+  Gates<T> gates;
+};
+
+template <class T>
+void load_keys(const Arrays<T>& in, const Chunk& c, int64_t head, Workspace<T>& w) {
+  const int64_t stride = in.plan.h * in.plan.k;
+  pack(in.k + in.key(c.first, head), stride, c.rows, in.plan.k, w.k, w.wk);
+  transpose(w.k, w.wk, c.rows, w.wk, w.kt, w.wc);
+  w.gates.read(in, c, head);
+}
+
+template <class T>
+void load_queries(const Arrays<T>& in, const Chunk& c, int64_t head, Workspace<T>& w) {
+  pack(in.q + in.key(c.first, head), in.plan.h * in.plan.k, c.rows, in.plan.k, w.q, w.wk);
+}
+
+// row i of x *= factor_i
+template <class T, class F>
+void scale_rows(T* x, int64_t width, int64_t rows, F&& factor) {
+  for (int64_t i = 0; i < rows; ++i) {
+    const T f = factor(i);
+    for (int64_t j = 0; j < width; ++j) x[i * width + j] *= f;
+  }
+}
+
+template <class T>
+T dot(const T* a, const T* b, int64_t width) {
+  Vec<T> sum{};
+  for (int64_t j = 0; j < width; j += kLanes<T>) sum += load(a + j) * load(b + j);
+  T s = 0;
+  for (int l = 0; l < kLanes<T>; ++l) s += sum[l];
+  return s;
+}
+
+// w.p1 = P, from w.q and w.kt.
+template <class T>
+void scores(const Arrays<T>& in, const Chunk& c, Workspace<T>& w) {
+  gemm<Write::set>(c.rows, w.wc, in.plan.k, rows(w.q, w.wk), w.kt, w.wc, w.p1, w.wc, Part::lower_c);
+  T decay[128];
+  for (int64_t i = 0; i < c.rows; ++i) {
+    w.gates.decay_row(i, w.wc, decay);
+    T* row = w.p1 + i * w.wc;
+    for (int64_t j = 0; j < w.wc; ++j) row[j] = j <= i ? row[j] * decay[j] * in.scale : T(0);
+  }
+}
+
+}  // namespace ebb::cpu::delta
