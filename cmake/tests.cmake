@@ -22,5 +22,7 @@ set(EBB_OP_TESTS
 )
 set(EBB_CUDA_TESTS
   graph_test.cpp
+  pool_cuda_test.cpp
+  tensor_cuda_test.cpp
   op_harness.cpp
 )

@@ -259,7 +259,7 @@ TEST_F(SafeTensorsTest, DamagedFilesNeverCrash) {
                    {{"k", "v"}});
   const std::string good = read_file(path());
   int refused = 0;
-  for (int trial = 0; trial < 3000; ++trial) {
+  for (int trial = 0; trial < 600; ++trial) {
     std::string bad = good;
     if (trial % 3 == 0) bad.resize(size_t(random.integer(0, int64_t(good.size()) - 1)));
     const int64_t flips = trial % 3 == 0 ? 0 : random.integer(1, 3);
@@ -281,7 +281,7 @@ TEST_F(SafeTensorsTest, DamagedFilesNeverCrash) {
       ++refused;
     }
   }
-  EXPECT_GT(refused, 1500);
+  EXPECT_GT(refused, 300);
 }
 
 TEST_F(SafeTensorsTest, WriterRefusesWhatCannotBeRead) {
