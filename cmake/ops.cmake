@@ -11,7 +11,7 @@ list(APPEND EBB_OPS)
 list(APPEND EBB_OPS rms_norm)
 
 # convolution, gates, activations, token shift
-list(APPEND EBB_OPS causal_conv1d)
+list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift)
 
 # recurrences
 list(APPEND EBB_OPS delta_rule)

@@ -1,5 +1,6 @@
-// Activations of the bandwidth-bound kernels. Relative errors stay near 1e-6, with two special
-// function instructions and no slow paths.
+// Activations. fast_*: for the bandwidth-bound kernels over activations, relative errors near 1e-6,
+// two special function instructions and no slow paths. The others are for gates, whose f32 values
+// go into recurrences: errors of a few ulp.
 #pragma once
 #include "cuda/common.cuh"
 
@@ -21,6 +22,15 @@ __device__ __forceinline__ float silu_slope(float x) {
   const float sig = fast_sigmoid(x);
   return sig * fmaf(x, 1.f - sig, 1.f);
 }
+
+__device__ __forceinline__ float exact_sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
+// σ(x)σ(−x), with all digits on both sides.
+__device__ __forceinline__ float sigmoid_slope(float x) {
+  const float z = expf(-fabsf(x)), r = 1.f / (1.f + z);
+  return z * r * r;
+}
+// log(1 + eˣ), linear above 20.
+__device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
 #endif
 

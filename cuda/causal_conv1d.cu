@@ -12,8 +12,6 @@ namespace {
 
 using namespace conv;
 
-__device__ __forceinline__ float fast_sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
-
 // Borders of the cursor's sequence relative to a run's first token, within the reach of an int.
 struct RunBorders {
   int begin, end;

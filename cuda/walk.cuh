@@ -51,10 +51,11 @@ __device__ __forceinline__ WalkPosition walk_position(int64_t channel_blocks, in
 }
 
 // Sums r_value[i][v] of the block's threads that own the same channels, in order of threadIdx.y,
-// and writes them to g_row[i·d + c + v]. s_sum: 256·N·V floats; every thread of the block calls.
-template <int N, int V>
-__device__ __forceinline__ void block_partials(const float (&r_value)[N][V], float* s_sum,
-                                               float* g_row, int64_t d, int64_t c_block) {
+// and writes those with i < count to g_row[i·d + c + v]. s_sum: 256·N·V values; every thread of the
+// block calls.
+template <class A, int N, int V>
+__device__ __forceinline__ void block_partials(const A (&r_value)[N][V], A* s_sum, A* g_row,
+                                               int64_t d, int64_t c_block, int count = N) {
   const int lanes = blockDim.x, rows = blockDim.y;
 #pragma unroll
   for (int i = 0; i < N; ++i)
@@ -65,9 +66,9 @@ __device__ __forceinline__ void block_partials(const float (&r_value)[N][V], flo
   for (int o = threadIdx.y * lanes + threadIdx.x; o < N * V * lanes; o += rows * lanes) {
     const int x = o % lanes, iv = o / lanes;
     const int64_t c = c_block + x * V + iv % V;
-    float sum = 0;
+    A sum = 0;
     for (int y = 0; y < rows; ++y) sum += s_sum[(iv * rows + y) * lanes + x];
-    if (c < d) g_row[(iv / V) * d + c] = sum;
+    if (c < d && iv / V < count) g_row[(iv / V) * d + c] = sum;
   }
 }
 

@@ -1,6 +1,9 @@
 // Rows of the operators that look a few tokens back: short convolution, token shift, channel mix.
 #include "tests/reference/conv.h"
+#include <fmt/format.h>
+
 #include "ops/causal_conv1d.h"
+#include "ops/token_shift.h"
 #include "tests/op_table.h"
 
 namespace ebb::testing {
@@ -71,7 +74,7 @@ OpRow conv_row(Draw& draw) {
        })
     row.cases.push_back(conv_case(draw, k));
   for (int64_t width = 1; width <= 8; ++width)
-    row.cases.push_back(conv_case(draw, {.name = "width" + std::to_string(width),
+    row.cases.push_back(conv_case(draw, {.name = fmt::format("width{}", width),
                                          .x = {2, 75, width % 2 ? 7 : 12},
                                          .width = width,
                                          .bias = true,
@@ -138,8 +141,115 @@ OpRow conv_row(Draw& draw) {
   return row;
 }
 
+struct ShiftCase {
+  std::string name = {};
+  Shape x = {};       // [B,T,D]
+  int64_t mixes = 0;  // 0: δ alone
+  bool last = false;
+  bool separate = false;  // one tensor per mix
+  std::vector<int64_t> cu = {};
+  bool f32_last = false;
+};
+
+OpCase shift_case(Draw& draw, const ShiftCase& k) {
+  const int64_t d = k.x[2], n = k.cu.empty() ? k.x[0] : int64_t(k.cu.size()) - 1;
+  OpCase c;
+  c.name = k.name;
+  c.inputs = {
+      {"x", draw.normal(k.x)},
+      {.name = "last", .value = k.last ? draw.normal({n, d}) : Tensor(), .parameter = k.f32_last}};
+  for (int64_t m = 0; m < (k.separate ? k.mixes : k.mixes ? 1 : 0); ++m)
+    c.inputs.push_back(
+        {.name = fmt::format("mu{}", m),
+         .value = draw.uniform(k.separate ? Shape{1, 1, d} : Shape{k.mixes, d}, 0, 1),
+         .parameter = true});
+  c.run = [k](std::span<const Var> in) {
+    TokenShiftOptions o{.last = true};
+    if (!k.cu.empty()) o.layout = SeqLayout::packed(k.cu, in[0].device());
+    if (k.mixes == 0) {
+      const TokenShift r = token_shift(in[0], in[1], o);
+      return std::vector{r.delta, r.last};
+    }
+    TokenShiftMix r =
+        k.separate ? token_shift_mix(in[0], std::vector<Var>(in.begin() + 2, in.end()), in[1], o)
+                   : token_shift_mix(in[0], in[2], in[1], o);
+    r.out.push_back(r.last);
+    return r.out;
+  };
+  c.reference = [k, d](std::span<const Tensor> in) {
+    Tensor mu = Tensor::full({std::max<int64_t>(k.mixes, 1), d}, 1, DType::f64);
+    for (size_t i = 2; i < in.size(); ++i)
+      k.separate ? void(mu.select(0, int64_t(i) - 2).copy_(in[i].view({d}))) : void(mu = in[i]);
+    const auto r = reference::token_shift(in[0], mu, in[1], k.mixes ? 1 : 0, k.cu);
+    std::vector<Tensor> out;
+    for (int64_t m = 0; m < mu.size(0); ++m) out.push_back(r[0].select(0, m));
+    out.push_back(r[1]);
+    return out;
+  };
+  c.jacobian = k.x.numel() <= 12;
+  return c;
+}
+
+OpRow shift_row(Draw& draw) {
+  OpRow row{.op = "token_shift"};
+  const std::vector<int64_t> cu{0, 0, 1, 3, 40, 40, 41, 77, 78, 100};
+  for (const ShiftCase& k : std::vector<ShiftCase>{
+           {.name = "delta", .x = {2, 3, 2}},
+           {.name = "delta_last", .x = {2, 23, 48}, .last = true},
+           {.name = "delta_odd", .x = {3, 41, 7}, .last = true, .f32_last = true},
+           {.name = "delta_long", .x = {1, 1031, 8}},
+           {.name = "delta_packed", .x = {2, 50, 12}, .last = true, .cu = cu},
+           {.name = "delta_one", .x = {2, 1, 4}, .last = true},
+           {.name = "delta_no_tokens", .x = {2, 0, 4}, .last = true},
+           {.name = "one_mix", .x = {2, 23, 48}, .mixes = 1, .last = true},
+           {.name = "six", .x = {2, 37, 16}, .mixes = 6, .separate = true},
+           {.name = "six_last", .x = {2, 130, 8}, .mixes = 6, .last = true, .separate = true},
+           {.name = "six_odd", .x = {2, 33, 5}, .mixes = 6, .last = true},
+           {.name = "three_packed", .x = {1, 100, 8}, .mixes = 3, .last = true, .cu = cu},
+           {.name = "eight_packed", .x = {4, 25, 4}, .mixes = 8, .cu = cu},
+           {.name = "two_small", .x = {1, 3, 2}, .mixes = 2, .last = true},
+           {.name = "mix_no_tokens", .x = {1, 0, 4}, .mixes = 2, .last = true},
+           {.name = "mix_one_token", .x = {3, 1, 4}, .mixes = 2},
+       })
+    row.cases.push_back(shift_case(draw, k));
+  const auto zeros = [](const Shape& s) { return Tensor::zeros(s); };
+  row.errors = {
+      {"rank",
+       [zeros] {
+         token_shift(zeros({2, 3}));
+       },
+       "^token_shift: x is \\[2,3\\], want"},
+      {"last",
+       [zeros] {
+         token_shift(zeros({2, 3, 4}), zeros({3, 4}));
+       },
+       "^token_shift: last is \\[3,4\\], want \\[2,4\\]"},
+      {"mu",
+       [zeros] {
+         token_shift_mix(zeros({2, 3, 4}), zeros({2, 5}));
+       },
+       "^token_shift_mix: mu is \\[2,5\\], x is \\[2,3,4\\]"},
+      {"separate_mu",
+       [zeros] {
+         token_shift_mix(zeros({2, 3, 4}), std::vector<Var>{zeros({1, 1, 3})});
+       },
+       "^token_shift_mix: mu is \\[1,1,3\\].* want 4 values"},
+      {"too_many",
+       [zeros] {
+         token_shift_mix(zeros({2, 3, 4}), zeros({9, 4}));
+       },
+       "^token_shift_mix: 9 mixes, want 1..8"},
+      {"cover",
+       [zeros] {
+         token_shift(zeros({2, 3, 4}), {}, {.layout = SeqLayout::packed({0, 5})});
+       },
+       "^token_shift: cu_seqlens ends at 5"},
+  };
+  return row;
+}
+
 }  // namespace
 
-std::vector<OpRow> conv_rows(Draw& draw) { return {conv_row(draw)}; }
+std::vector<OpRow> conv_rows(Draw& draw) { return {conv_row(draw), shift_row(draw)}; }
 
 }  // namespace ebb::testing
