@@ -5,7 +5,7 @@
 list(APPEND EBB_OPS)
 
 # products, embedding, losses
-list(APPEND EBB_OPS)
+list(APPEND EBB_OPS matmul)
 
 # normalisations
 list(APPEND EBB_OPS rms_norm)
@@ -26,7 +26,9 @@ list(APPEND EBB_OPS_COMPOSED)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/seq_layout.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp)
+list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES)
+list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 
 set(EBB_TENSOR_SOURCES
   tensor/compare.cpp
