@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "autograd/tape.h"
 #include "tensor/check.h"
@@ -12,6 +13,9 @@ namespace {
 
 using Values = std::vector<Tensor>;
 
+// Elements a failing directional check looks at one by one to name the wrong one.
+constexpr int64_t kSearchLimit = 4096;
+
 double dot(const Tensor& a, const Tensor& b) {
   const auto x = a.to_vector<double>(), y = b.to_vector<double>();
   double s = 0;
@@ -19,25 +23,60 @@ double dot(const Tensor& a, const Tensor& b) {
   return s;
 }
 
+double norm(const Tensor& a) { return std::sqrt(dot(a, a)); }
+
+double relative(double analytic, double numeric, double scale) {
+  const double error = std::abs(analytic - numeric) / std::max(1e-8, scale);
+  return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
+}
+
+// "[1,0,2]": where flat index `at` lies in `shape`.
+std::string position(const Shape& shape, int64_t at) {
+  Shape index = shape;
+  for (int d = shape.size() - 1; d >= 0; --d) {
+    index[d] = at % shape[d];
+    at /= shape[d];
+  }
+  return index.str();
+}
+
 class Checker {
  public:
   Checker(const GradFn& fn, std::span<const Tensor> inputs, const GradcheckOptions& options)
       : fn_(fn), inputs_(inputs.begin(), inputs.end()), options_(options) {
-    for (const Tensor& t : inputs_) {
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      const Tensor& t = inputs_[i];
       check(!t.defined() || !is_float(t.dtype()) || t.dtype() == DType::f64,
-            "gradcheck: inputs must be f64, got {}", t.dtype());
+            "gradcheck: input {} is {}, want f64", i, t.dtype());
+      check(!t.defined() || !t.on_cuda(), "gradcheck: input {} is on a GPU, want the CPU", i);
       differentiable_.push_back(t.defined() && t.dtype() == DType::f64);
     }
   }
 
   GradcheckResult run() {
     base_ = evaluate(inputs_);
+    bool any = false;
+    for (size_t j = 0; j < base_.size(); ++j) {
+      if (!floats(base_[j])) continue;
+      any = true;
+      check(base_[j].dtype() == DType::f64, "gradcheck: output {} is {}, want f64", j,
+            base_[j].dtype());
+    }
+    if (!any ||
+        std::find(differentiable_.begin(), differentiable_.end(), true) == differentiable_.end()) {
+      result_.ok = false;
+      result_.message = any ? "no float input: there is no gradient to check"
+                            : "no float output: there is no gradient to check";
+      return result_;
+    }
     for (int d = 0; d < options_.directions && result_.ok; ++d) directional(uint64_t(d));
     if (options_.full_jacobian && result_.ok) jacobian();
     return result_;
   }
 
  private:
+  static bool floats(const Tensor& t) { return t.defined() && is_float(t.dtype()); }
+
   Values evaluate(const Values& at) {
     const NoGrad off;
     std::vector<Var> in(at.begin(), at.end());
@@ -86,7 +125,7 @@ class Checker {
       const Values y = evaluate(at);
       if (p == 0)
         for (const Tensor& t : y)
-          sum.push_back(is_float(t.dtype()) ? Tensor::zeros(t.shape(), DType::f64) : Tensor());
+          sum.push_back(floats(t) ? Tensor::zeros(t.shape(), DType::f64) : Tensor());
       for (size_t j = 0; j < y.size(); ++j) {
         if (!sum[j].defined()) continue;
         const Tensor d = y[j].contiguous();
@@ -97,27 +136,36 @@ class Checker {
     return sum;
   }
 
+  // The derivative of every output by one element of one input.
+  Values jvp_at(size_t input, int64_t element) {
+    Values u(inputs_.size());
+    u[input] = Tensor::zeros(inputs_[input].shape(), DType::f64);
+    u[input].data<double>()[element] = 1;
+    return jvp(u);
+  }
+
   Tensor random_like(const Tensor& t, uint64_t purpose) {
     Tensor r = Tensor::empty(t.shape(), DType::f64);
     fill_normal(r, {options_.seed, purpose});
     return r;
   }
 
-  void note(double analytic, double numeric, double scale, const std::string& where) {
-    const double error = std::abs(analytic - numeric) / std::max(1e-8, scale);
-    if (error > result_.worst) result_.worst = error;
-    if (!(error <= options_.tolerance) && result_.ok) {
-      result_.ok = false;
+  bool note(double analytic, double numeric, double scale, const std::string& where) {
+    const double error = relative(analytic, numeric, scale);
+    result_.worst = std::max(result_.worst, error);
+    if (error <= options_.tolerance) return true;
+    if (result_.ok)
       result_.message = fmt::format("{}: analytic {:.12g}, numeric {:.12g}, relative error {:.3g}",
                                     where, analytic, numeric, error);
-    }
+    result_.ok = false;
+    return false;
   }
 
   // <J u, v> against <u, Jᵀ v>, moving one input at a time so that no gradient hides another.
   void directional(uint64_t round) {
     Values v;
     for (size_t j = 0; j < base_.size(); ++j)
-      v.push_back(is_float(base_[j].dtype()) ? random_like(base_[j], 1000 * round + j) : Tensor());
+      v.push_back(floats(base_[j]) ? random_like(base_[j], 1000 * round + j) : Tensor());
     const Values g = vjp(v);
     for (size_t i = 0; i < inputs_.size(); ++i) {
       if (!differentiable_[i] || inputs_[i].numel() == 0) continue;
@@ -128,52 +176,80 @@ class Checker {
       for (size_t j = 0; j < ju.size(); ++j) {
         if (!ju[j].defined()) continue;
         numeric += dot(ju[j], v[j]);
-        size_jv += std::sqrt(dot(ju[j], ju[j]) * dot(v[j], v[j]));
+        size_jv += norm(ju[j]) * norm(v[j]);
       }
       const double analytic = dot(u[i], g[i]);
-      const double size_ug = std::sqrt(dot(u[i], u[i]) * dot(g[i], g[i]));
       // Two random vectors may be near orthogonal; their lengths are the scale that rounding has.
-      const double n = std::max<double>(1, double(inputs_[i].numel()));
-      note(
-          analytic, numeric,
-          std::max({std::abs(analytic), std::abs(numeric), size_ug / std::sqrt(n), 1e-3 * size_jv}),
-          fmt::format("input {} along a random direction", i));
+      const double size_ug = norm(u[i]) * norm(g[i]) / std::sqrt(double(inputs_[i].numel()));
+      const double scale =
+          std::max({std::abs(analytic), std::abs(numeric), size_ug, 1e-3 * size_jv});
+      if (!note(analytic, numeric, scale, fmt::format("input {} along a random direction", i)) &&
+          result_.worst_input < 0)
+        locate(i, v, g[i]);
     }
+  }
+
+  // Which element of input i is furthest off? Adds it to the message.
+  void locate(size_t i, const Values& v, const Tensor& gradient) {
+    result_.worst_input = int(i);
+    const std::vector<double> g = gradient.to_vector<double>();
+    if (int64_t(g.size()) > kSearchLimit) return;
+    double worst = -1, numeric_there = 0;
+    for (size_t e = 0; e < g.size(); ++e) {
+      const Values column = jvp_at(i, int64_t(e));
+      double numeric = 0;
+      for (size_t j = 0; j < column.size(); ++j)
+        if (column[j].defined()) numeric += dot(column[j], v[j]);
+      if (const double off = relative(g[e], numeric, 1); off > worst) {
+        worst = off;
+        numeric_there = numeric;
+        result_.worst_element = int64_t(e);
+      }
+    }
+    result_.message +=
+        fmt::format("; furthest off at input {}{}: analytic {:.12g}, numeric {:.12g}", i,
+                    position(gradient.shape(), result_.worst_element),
+                    g[size_t(result_.worst_element)], numeric_there);
   }
 
   void jacobian() {
     for (size_t j = 0; j < base_.size(); ++j) {
-      if (!is_float(base_[j].dtype())) continue;
-      // The central difference carries rounding of about 1e-12 of the output; an output that does
-      // not depend on an input must not be judged against a scale of zero.
-      double rounding = 0;
-      for (double y : base_[j].to_vector<double>())
-        rounding = std::max(rounding, 1e-4 * std::abs(y));
+      if (!floats(base_[j])) continue;
       // Row e of the Jacobian by backward, for every output element.
       std::vector<Values> rows;
       for (int64_t e = 0; e < base_[j].numel(); ++e) {
         Values v;
         for (const Tensor& y : base_)
-          v.push_back(is_float(y.dtype()) ? Tensor::zeros(y.shape(), DType::f64) : Tensor());
+          v.push_back(floats(y) ? Tensor::zeros(y.shape(), DType::f64) : Tensor());
         v[j].data<double>()[e] = 1;
         rows.push_back(vjp(v));
       }
-      for (size_t i = 0; i < inputs_.size(); ++i) {
-        if (!differentiable_[i]) continue;
-        std::vector<std::vector<double>> analytic;
-        double scale = rounding;
-        for (const Values& r : rows) {
-          analytic.push_back(r[i].to_vector<double>());
-          for (double a : analytic.back()) scale = std::max(scale, std::abs(a));
-        }
-        for (int64_t e = 0; e < inputs_[i].numel(); ++e) {
-          Values u(inputs_.size());
-          u[i] = Tensor::zeros(inputs_[i].shape(), DType::f64);
-          u[i].data<double>()[e] = 1;
-          const std::vector<double> column = jvp(u)[j].to_vector<double>();
-          for (size_t o = 0; o < column.size(); ++o)
-            note(analytic[o][size_t(e)], column[o], std::max(scale, std::abs(column[o])),
-                 fmt::format("d output {}[{}] / d input {}[{}]", j, o, i, e));
+      for (size_t i = 0; i < inputs_.size(); ++i)
+        if (differentiable_[i]) jacobian_block(j, i, rows);
+    }
+  }
+
+  void jacobian_block(size_t j, size_t i, const std::vector<Values>& rows) {
+    std::vector<std::vector<double>> analytic;
+    // The central difference carries rounding of about 1e-12 of the output; an output that does not
+    // depend on an input must not be judged against a scale of zero.
+    double scale = 0;
+    for (double y : base_[j].to_vector<double>()) scale = std::max(scale, 1e-4 * std::abs(y));
+    for (const Values& r : rows) {
+      analytic.push_back(r[i].to_vector<double>());
+      for (double a : analytic.back()) scale = std::max(scale, std::abs(a));
+    }
+    for (int64_t e = 0; e < inputs_[i].numel(); ++e) {
+      const std::vector<double> column = jvp_at(i, e)[j].to_vector<double>();
+      for (size_t o = 0; o < column.size(); ++o) {
+        const bool first = result_.ok;
+        if (!note(analytic[o][size_t(e)], column[o], std::max(scale, std::abs(column[o])),
+                  fmt::format("d output {}{} / d input {}{}", j,
+                              position(base_[j].shape(), int64_t(o)), i,
+                              position(inputs_[i].shape(), e))) &&
+            first) {
+          result_.worst_input = int(i);
+          result_.worst_element = e;
         }
       }
     }

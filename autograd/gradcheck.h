@@ -22,13 +22,17 @@ struct GradcheckOptions {
 
 struct GradcheckResult {
   bool ok = true;
-  double worst = 0;     // largest relative error seen
-  std::string message;  // which input, output and element, when not ok
+  double worst = 0;            // largest relative error seen
+  std::string message = {};    // which input, output and element, when not ok
+  int worst_input = -1;        // the input whose gradient is wrong, and the flat index of the
+  int64_t worst_element = -1;  // element furthest off (searched in inputs of up to 4096)
 };
 
 using GradFn = std::function<std::vector<Var>(std::span<const Var>)>;
 
 // inputs: f64 CPU tensors, or undefined for absent optional ones. Integer inputs are held fixed.
+// The function must be smooth within 2·step of the inputs: keep them off kinks (max, relu, a tie).
+// Without a float input or a float output there is nothing to check, and the result is not ok.
 GradcheckResult gradcheck(const GradFn& fn, std::span<const Tensor> inputs,
                           GradcheckOptions options = {});
 

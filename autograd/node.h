@@ -52,12 +52,13 @@ class BackwardContext {
   BackwardContext(const Node& node, std::vector<Tensor> dy);
 
   int inputs() const { return int(node_.inputs.size()); }
-  bool needs(int input) const { return node_.inputs[size_t(input)] != nullptr; }
+  bool needs(int input) const { return node_.inputs.at(size_t(input)) != nullptr; }
   const Tensor& saved(int i) const;  // throws if changed in place since forward
-  bool has_dy(int output) const { return dy_[size_t(output)].defined(); }
+  bool has_dy(int output) const { return dy_.at(size_t(output)).defined(); }
   Tensor dy(int output) const;  // dtype and shape of the output, any strides
-  // Hands over the gradient of an input; it may have the value's dtype or its accumulate type
-  // (f32 for a bf16 value, where sums over many tokens are returned unrounded).
+  // Hands over the gradient of an input, once; it may have the value's dtype or its accumulate
+  // type (f32 for a bf16 value, where sums over many tokens are returned unrounded). Undefined:
+  // zero.
   void grad(int input, Tensor gradient);
   // The dense fp32/fp64 accumulator of a leaf input, if it has one already: add to it in place
   // (a GEMM with beta = 1) and call grad_accumulated(input) instead of grad().
@@ -66,7 +67,7 @@ class BackwardContext {
   const char* op() const { return node_.op; }
 
   std::vector<Tensor> take_gradients() { return std::move(grads_); }
-  bool accumulated(int input) const { return accumulated_[size_t(input)]; }
+  bool accumulated(int input) const { return accumulated_.at(size_t(input)); }
 
  private:
   const Node& node_;

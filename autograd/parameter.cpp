@@ -12,7 +12,15 @@ void Parameter::set_master(Tensor master) const {
   check(master.defined() && (master.dtype() == DType::f32 || master.dtype() == DType::f64),
         "parameter: the master must be f32 or f64");
   const bool shadowed = state_->shadow.defined();
-  state_->slot = Var::leaf(master).slot();
+  if (!state_->slot) {
+    state_->slot = Var::leaf(master).slot();
+  } else {  // the same slot, so that hooks and callbacks stay
+    Slot& slot = *state_->slot;
+    slot.dtype = slot.grad_dtype = master.dtype();
+    slot.shape = master.shape();
+    slot.device = master.device();
+    slot.grad = Tensor();
+  }
   state_->master = std::move(master);
   state_->shadow = Tensor();
   if (shadowed) enable_shadow();

@@ -22,9 +22,9 @@ class Parameter {
   // Operators that read this parameter in f32 always (conv kernels) opt out of bf16 training.
   void keep_f32() const { state_->shadow_allowed = false; }
   bool uses_shadow() const { return state_->shadow_allowed; }
-  void enable_shadow() const;                              // creates it from the master
-  void refresh_shadow() const;                             // after the master changed
-  void set_master(Tensor master) const;                    // replaces values, device or dtype
+  void enable_shadow() const;            // creates it from the master
+  void refresh_shadow() const;           // after the master changed
+  void set_master(Tensor master) const;  // replaces values, device or dtype; drops the gradient
   // What operators read: the shadow where there is one, with the gradient going to grad().
   Var var() const { return Var(state_->shadow ? state_->shadow : state_->master, state_->slot); }
   const std::shared_ptr<Slot>& slot() const { return state_->slot; }

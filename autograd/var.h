@@ -27,7 +27,7 @@ struct Slot {
   bool retain_grad = false;       // keep grad of a non-leaf
   DType grad_dtype = DType::f32;  // leaf gradients: f64 for f64 values, else f32
   std::vector<std::function<Tensor(const Tensor&)>> hooks;   // may replace the gradient
-  std::vector<std::function<void(Slot&)>> after_accumulate;  // leaf: after grad was added to
+  std::vector<std::function<void(Slot&)>> after_accumulate;  // leaf: once per backward, complete
   bool is_leaf() const { return producer == nullptr; }
 };
 
@@ -49,10 +49,11 @@ class Var {
     if (slot_) slot_->grad = Tensor();
   }
   Var detach() const { return Var(value_); }
-  // fn(gradient) -> gradient to use instead (undefined keeps it). Called once per backward with
-  // the complete gradient of this Var.
+  // fn(gradient) -> gradient to use instead (undefined keeps it). Called once per backward, in the
+  // order of registration, with the complete gradient of this Var from that pass. It must not
+  // change its argument in place, nor capture this Var (which would own itself).
   void register_hook(std::function<Tensor(const Tensor&)> fn) const;
-  void retain_grad() const;
+  void retain_grad() const;  // of a result: grad() accumulates as a leaf's does, hooks applied
 
   const Shape& shape() const { return value_.shape(); }
   int64_t size(int d) const { return value_.size(d); }

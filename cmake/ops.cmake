@@ -49,9 +49,11 @@ set(EBB_TENSOR_SOURCES
   tensor/views.cpp
 )
 set(EBB_AUTOGRAD_SOURCES
+  autograd/backward.cpp
   autograd/gradcheck.cpp
+  autograd/node.cpp
   autograd/parameter.cpp
-  autograd/tape.cpp
+  autograd/recompute.cpp
   autograd/var.cpp
 )
 # CUDA sources that belong to tensor/.

@@ -1,18 +1,22 @@
 # Test sources by ctest label, relative to tests/.
 set(EBB_UNIT_TESTS
+  autograd_hooks_test.cpp
+  autograd_memory_test.cpp
+  autograd_recompute_test.cpp
+  autograd_test.cpp
   config_test.cpp
+  copy_test.cpp
   data_test.cpp
   decay_init_test.cpp
   eval_test.cpp
-  tokenizer_test.cpp
-  autograd_test.cpp
-  copy_test.cpp
   event_test.cpp
   file_test.cpp
+  gradcheck_test.cpp
   memory_test.cpp
   random_test.cpp
   safetensors_test.cpp
   tensor_test.cpp
+  tokenizer_test.cpp
   views_test.cpp
 )
 # op_contract_test.cpp and op_cuda_test.cpp are built in; these are further ones.
