@@ -80,6 +80,10 @@ set(EBB_OP_TABLE_SOURCES
   tests/op_rows/reduce.cpp
 )
 set(EBB_TOOL_SOURCES
+  tools/bench.cpp
+  tools/bench_ceilings.cpp
+  tools/bench_command.cpp
+  tools/bench_rows.cpp
   tools/command.cpp
   tools/main.cpp
   tools/result_file.cpp

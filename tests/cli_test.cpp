@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
 
+#include "tensor/file.h"
 #include "tests/cli.h"
 
 namespace ebb::testing {
@@ -60,6 +62,34 @@ TEST(Cli, WrongUse) {
   expect_one_line_error(run_ebb("qwertyuiop"), 2, "unknown command 'qwertyuiop'; ");
   for (const std::string& name : subcommands())
     expect_one_line_error(run_ebb(name + " --no-such-flag"), 2, "--no-such-flag");
+}
+
+TEST(Cli, BenchOps) {
+  const ScratchFolder scratch;
+  const std::string json = scratch.path() + "/results/ops.json";
+  const CliResult r = run_ebb("bench ops --filter '^linear 1024' --repeats 3 --json " + json);
+  ASSERT_EQ(r.code, 0) << r.err;
+  const auto result = nlohmann::json::parse(read_file(json));
+  EXPECT_EQ(result["command"], "bench ops");
+  EXPECT_FALSE(result["device"]["name"].get<std::string>().empty());
+  EXPECT_GT(result["ceilings"]["bytes_per_second"].get<double>(), 1e8);
+  ASSERT_EQ(result["rows"].size(), 1u);
+  for (const char* pass : {"forward", "backward"}) {
+    const auto& p = result["rows"][0][pass];
+    const double ms = p["ms"].get<double>();
+    EXPECT_GT(ms, 0) << pass;
+    EXPECT_NEAR(p["gb_per_s"].get<double>(), p["bytes"].get<double>() / ms * 1e-6, 1e-6) << pass;
+    EXPECT_NEAR(p["share_of_floor"].get<double>(), p["floor_ms"].get<double>() / ms, 1e-9) << pass;
+  }
+  // Twice the multiplications in backward: dx and dw.
+  EXPECT_NEAR(result["rows"][0]["backward"]["flops"].get<double>() /
+                  result["rows"][0]["forward"]["flops"].get<double>(),
+              2, 0.1);
+  expect_one_line_error(run_ebb("bench ops --filter no_such_row"), 1, "no benchmark matches");
+  expect_one_line_error(run_ebb("bench ops --filter '('"), 2, "regular expression");
+  expect_one_line_error(run_ebb("bench ops --dtype bf16"), 2, "f32 on cpu");
+  expect_one_line_error(run_ebb("bench ops --repeats 0"), 2, "repeats");
+  expect_one_line_error(run_ebb("bench opps"), 2, "opps");
 }
 
 }  // namespace

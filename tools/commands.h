@@ -19,6 +19,7 @@
 namespace ebb::tools {
 
 // ---- the subcommands ----
+void add_bench(CLI::App& app);   // tools/bench_command.cpp
 void add_verify(CLI::App& app);  // tools/verify_command.cpp
 
 inline constexpr int kExitFailure = 1;

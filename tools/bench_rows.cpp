@@ -1,0 +1,94 @@
+// What `ebb bench ops` measures: one line per operator and shape. 32768 tokens (8 × 4096) are a
+// training batch of the 100M models; the CPU gets shapes it can afford.
+#include <cmath>
+
+#include "ops/causal_conv1d.h"
+#include "ops/delta_rule.h"
+#include "ops/matmul.h"
+#include "tools/bench.h"
+
+namespace ebb::tools {
+namespace {
+
+using Inputs = std::span<const Var>;
+using Where = BenchRow::Where;
+
+BenchCase linear_case(DType t, int64_t tokens, int64_t in, int64_t out) {
+  return {.inputs = {{.shape = {tokens, in}},
+                     {.shape = {out, in}, .role = Role::weight, .std = 1 / std::sqrt(double(in))}},
+          .run = [](Inputs x) { return std::vector{linear(x[0], x[1])}; },
+          .cost = [=](Pass p) { return linear_cost(p, tokens, in, out, t); }};
+}
+
+BenchCase conv_case(DType t, int64_t batch, int64_t time, int64_t channels) {
+  return {.inputs = {{.shape = {batch, time, channels}},
+                     {.shape = {channels, 4}, .role = Role::parameter, .std = 0.5}},
+          .run = [](Inputs in) { return std::vector{causal_conv1d(in[0], in[1]).y}; },
+          .cost = [=](Pass p) { return causal_conv1d_cost(p, batch * time, channels, 4, t); }};
+}
+
+// Inputs as a model gives them: keys and queries of length 1, decays and betas from gates.
+BenchCase delta_rule_case(DType t, DeltaRuleSize s) {
+  const double unit = 1 / std::sqrt(double(s.key_dim));
+  const Shape qk{s.batch, s.time, s.heads, s.key_dim};
+  const Shape gates{s.batch, s.time, s.value_heads};
+  return {.inputs = {{.shape = qk, .std = unit},
+                     {.shape = qk, .std = unit},
+                     {.shape = {s.batch, s.time, s.value_heads, s.value_dim}},
+                     {.shape = gates, .low = -0.2, .high = -0.001, .f32 = true},
+                     {.shape = gates, .low = 0.05, .high = 0.95, .f32 = true}},
+          .run =
+              [unit](Inputs in) {
+                return std::vector{
+                    gated_delta_rule(in[0], in[1], in[2], in[3], in[4], {}, {.scale = unit}).o};
+              },
+          .cost = [=](Pass p) { return gated_delta_rule_cost(p, s, t); }};
+}
+
+DeltaRuleSize delta_size(int64_t batch, int64_t time, int64_t heads, int64_t k, int64_t v) {
+  return {.batch = batch,
+          .time = time,
+          .heads = heads,
+          .value_heads = heads,
+          .key_dim = k,
+          .value_dim = v};
+}
+
+}  // namespace
+
+const std::vector<BenchRow>& bench_rows() {
+  static const std::vector<BenchRow> rows = {
+      // ---- products ----
+      {"linear", "32768x512 -> 512", [](DType t) { return linear_case(t, 32768, 512, 512); },
+       Where::cuda},
+      {"linear", "32768x512 -> 1536", [](DType t) { return linear_case(t, 32768, 512, 1536); },
+       Where::cuda},
+      {"linear", "32768x512 -> 3072", [](DType t) { return linear_case(t, 32768, 512, 3072); },
+       Where::cuda},
+      {"linear", "32768x1536 -> 512", [](DType t) { return linear_case(t, 32768, 1536, 512); },
+       Where::cuda},
+      {"linear", "8192x512 -> 32000", [](DType t) { return linear_case(t, 8192, 512, 32000); },
+       Where::cuda},
+      {"linear", "8192x8192 -> 8192", [](DType t) { return linear_case(t, 8192, 8192, 8192); },
+       Where::cuda},
+      {"linear", "1024x512 -> 1536", [](DType t) { return linear_case(t, 1024, 512, 1536); },
+       Where::cpu},
+      // ---- convolution, gates ----
+      {"causal_conv1d", "B8 T4096 D1536 W4", [](DType t) { return conv_case(t, 8, 4096, 1536); },
+       Where::cuda},
+      {"causal_conv1d", "B1 T1024 D1536 W4", [](DType t) { return conv_case(t, 1, 1024, 1536); },
+       Where::cpu},
+      // ---- recurrences ----
+      {"gated_delta_rule", "B8 T4096 H6 K64 V128",
+       [](DType t) { return delta_rule_case(t, delta_size(8, 4096, 6, 64, 128)); }, Where::cuda},
+      {"gated_delta_rule", "B1 T32768 H6 K64 V128",
+       [](DType t) { return delta_rule_case(t, delta_size(1, 32768, 6, 64, 128)); }, Where::cuda},
+      {"gated_delta_rule", "B8 T4096 H16 K128 V128",
+       [](DType t) { return delta_rule_case(t, delta_size(8, 4096, 16, 128, 128)); }, Where::cuda},
+      {"gated_delta_rule", "B1 T1024 H6 K64 V128",
+       [](DType t) { return delta_rule_case(t, delta_size(1, 1024, 6, 64, 128)); }, Where::cpu},
+  };
+  return rows;
+}
+
+}  // namespace ebb::tools
