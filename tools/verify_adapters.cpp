@@ -1,8 +1,13 @@
 // The golden operators in terms of ebb's: names and layouts of the golden files on one side, our
 // functions on the other. A new operator is one function and one line in the list.
 #include "ops/causal_conv1d.h"
+#include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
+#include "ops/matmul.h"
 #include "ops/rms_norm.h"
+#include "ops/sigmoid_gate.h"
+#include "ops/swiglu.h"
+#include "ops/token_shift.h"
 #include "tools/verify_case.h"
 
 namespace ebb::tools {
@@ -13,6 +18,15 @@ CaseOutputs run_gated_delta_rule(const CaseInputs& in) {
       gated_delta_rule(in["q"], in["k"], in["v"], in["g"], in["beta"], in["h0"],
                        {.scale = in.number("scale"), .want_final_state = true});
   return {{"o", r.o}, {"ht", r.ht}};
+}
+
+CaseOutputs run_gdn_gate(const CaseInputs& in) {
+  return {{"g", decay_gate(in["a"], in["A_log"], in["dt_bias"])}, {"beta", sigmoid_gate(in["b"])}};
+}
+
+CaseOutputs run_kda_gate(const CaseInputs& in) {
+  const double bound = in.has("lower_bound") ? in.number("lower_bound") : 0;
+  return {{"g", decay_gate(in["a"], in["A_log"], in["dt_bias"], {.lower_bound = bound})}};
 }
 
 CaseOutputs run_rms_norm(const CaseInputs& in) {
@@ -30,13 +44,26 @@ CaseOutputs run_short_conv(const CaseInputs& in) {
   return {{"y", r.y}, {"cache_out", r.final_state}};
 }
 
+CaseOutputs run_swiglu(const CaseInputs& in) {
+  const Var z = swiglu(in["gate"], in["up"]);
+  return {{"y", in["down"] ? linear(z, in["down"]) : z}};
+}
+
+CaseOutputs run_token_shift(const CaseInputs& in) {
+  return {{"delta", token_shift(in["x"], in["last"]).delta}};
+}
+
 }  // namespace
 
 const std::vector<Adapter>& adapters() {
   static const std::vector<Adapter> list = {
       {"gated_delta_rule", run_gated_delta_rule, {"g", "beta", "h0"}},
+      {"gdn_gate", run_gdn_gate, {"A_log", "dt_bias"}},
+      {"kda_gate", run_kda_gate, {"A_log", "dt_bias"}},
       {"rms_norm", run_rms_norm, {"weight"}},
       {"short_conv", run_short_conv, {"weight", "bias", "cache"}},
+      {"swiglu", run_swiglu},
+      {"token_shift", run_token_shift},
   };
   return list;
 }
