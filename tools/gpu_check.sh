@@ -35,7 +35,7 @@ build=${prebuilt:-build-gpu}
 logs=${out:-build-gpu}
 mkdir -p "$logs"
 if [[ -n "$prebuilt" ]]; then
-  export LD_LIBRARY_PATH="$prebuilt/lib:/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+  export LD_LIBRARY_PATH="$prebuilt/lib:/usr/local/cuda/lib64:/usr/local/cuda/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 fi
 jobs=$(nproc)
 failed=()
