@@ -17,6 +17,7 @@ failed=0
 echo "== format"
 bash tools/check_format.sh || failed=1
 echo "== test"
+export OMP_WAIT_POLICY=passive  # tests run side by side: waiting threads must not spin
 ctest --test-dir "$build" --output-on-failure --parallel "$jobs" || failed=1
 if (( failed )); then
   echo "tools/test.sh: FAILED" >&2
