@@ -13,6 +13,7 @@ set(EBB_TRAIN_SOURCES
   train/config.cpp
   train/loader.cpp
   train/log.cpp
+  train/optimizer.cpp
   train/shards.cpp
   train/text_reader.cpp
 )

@@ -17,7 +17,7 @@ list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift)
 list(APPEND EBB_OPS delta_rule)
 
 # optimizer
-list(APPEND EBB_OPS)
+list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: no cuda/NAME.cu.
 list(APPEND EBB_OPS_COMPOSED)

@@ -13,6 +13,7 @@ set(EBB_UNIT_TESTS
   file_test.cpp
   gradcheck_test.cpp
   memory_test.cpp
+  optimizer_test.cpp
   random_test.cpp
   safetensors_test.cpp
   tensor_test.cpp
@@ -31,4 +32,5 @@ set(EBB_CUDA_TESTS
   tensor_cuda_test.cpp
   matmul_cuda_test.cpp
   op_harness.cpp
+  optimizer_cuda_test.cpp
 )
