@@ -85,6 +85,8 @@ set(EBB_TOOL_SOURCES
   tools/bench_command.cpp
   tools/bench_rows.cpp
   tools/command.cpp
+  tools/gradcheck.cpp
+  tools/gradcheck_command.cpp
   tools/main.cpp
   tools/result_file.cpp
   tools/verify.cpp

@@ -19,8 +19,9 @@
 namespace ebb::tools {
 
 // ---- the subcommands ----
-void add_bench(CLI::App& app);   // tools/bench_command.cpp
-void add_verify(CLI::App& app);  // tools/verify_command.cpp
+void add_bench(CLI::App& app);      // tools/bench_command.cpp
+void add_gradcheck(CLI::App& app);  // tools/gradcheck_command.cpp
+void add_verify(CLI::App& app);     // tools/verify_command.cpp
 
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
