@@ -65,6 +65,14 @@ void copy_bytes(void* dst, Device dst_device, const void* src, Device src_device
   const cudaMemcpyKind kind = !dst_device.is_cuda()   ? cudaMemcpyDeviceToHost
                               : !src_device.is_cuda() ? cudaMemcpyHostToDevice
                                                       : cudaMemcpyDeviceToDevice;
+  if (kind != cudaMemcpyDeviceToDevice) {
+    // A graph would read or write this host memory at every replay, long after it is gone.
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    cuda_check(cudaStreamIsCapturing(stream, &status), "capture status");
+    if (status != cudaStreamCaptureStatusNone)
+      throw Error(std::string(current_op()) +
+                  ": copies between host and device cannot be part of a captured graph");
+  }
   cuda_check(cudaMemcpyAsync(dst, src, bytes, kind, stream), "copy");
   // Host memory is pageable: copies from it have been staged on return, copies to it must finish.
   if (!dst_device.is_cuda()) cuda_check(cudaStreamSynchronize(stream), "copy to host");

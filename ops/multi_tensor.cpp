@@ -25,19 +25,23 @@ void ChunkTable::update(std::span<const std::byte> rows, std::span<const int64_t
                         Device device) {
   const bool same_sizes = device == device_ && std::ranges::equal(numel, numel_);
   if (same_sizes && std::ranges::equal(rows, host_rows_)) return;
+  // New tensors, not new contents: work that reads the old ones may still be queued. All or
+  // nothing: an upload that fails leaves the table as it was.
+  const Tensor new_rows = device.is_cuda() ? upload(rows.data(), rows.size(), device) : Tensor();
+  if (!same_sizes) {
+    std::vector<TensorChunk> chunks;
+    for (size_t t = 0; t < numel.size(); ++t)
+      for (int64_t begin = 0; begin < numel[t]; begin += kChunkItems)
+        chunks.push_back({int64_t(t), begin});
+    chunks_on_device_ = device.is_cuda()
+                            ? upload(chunks.data(), chunks.size() * sizeof(TensorChunk), device)
+                            : Tensor();
+    host_chunks_ = std::move(chunks);
+    numel_.assign(numel.begin(), numel.end());
+    device_ = device;
+  }
   host_rows_.assign(rows.begin(), rows.end());
-  // New tensors, not new contents: work that reads the old ones may still be queued.
-  rows_on_device_ = device.is_cuda() ? upload(rows.data(), rows.size(), device) : Tensor();
-  if (same_sizes) return;
-  device_ = device;
-  numel_.assign(numel.begin(), numel.end());
-  host_chunks_.clear();
-  for (size_t t = 0; t < numel.size(); ++t)
-    for (int64_t begin = 0; begin < numel[t]; begin += kChunkItems)
-      host_chunks_.push_back({int64_t(t), begin});
-  chunks_on_device_ = device.is_cuda() ? upload(host_chunks_.data(),
-                                                host_chunks_.size() * sizeof(TensorChunk), device)
-                                       : Tensor();
+  rows_on_device_ = new_rows;
 }
 
 void TensorList::set(std::vector<Tensor> tensors, const char* what) {

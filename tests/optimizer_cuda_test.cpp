@@ -189,6 +189,17 @@ TEST_F(OptimizerCuda, ACapturedStepSeesNewGradientsRatesAndCounts) {
     EXPECT_EQ(euclidean_norm(p.parameter.grad().cpu()), 0);
 }
 
+TEST_F(OptimizerCuda, GradientsThatMoveUnderCaptureAreRefused) {
+  Model model({{33, 65}}, gpu_, 1);
+  model.set_gradients(0);
+  model.optimizer->step();
+  model.parameters[0].parameter.set_grad(Tensor::zeros({33, 65}, DType::f32, gpu_));
+  GraphCapture graph(gpu_);
+  EXPECT_THROW(graph.capture([&] { model.optimizer->step(); }), Error);
+  model.optimizer->step();  // the stream works on
+  EXPECT_EQ(model.optimizer->read().step, 2);
+}
+
 TEST_F(OptimizerCuda, NormOfAHundredMillionSmallBf16Values) {
   const TensorList list({Tensor::full({100000000}, 1e-3, DType::bf16, gpu_)});
   const Tensor squares = Tensor::empty({}, DType::f64, gpu_);
