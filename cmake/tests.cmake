@@ -27,6 +27,7 @@ set(EBB_OP_TESTS
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS
+  autograd_cuda_test.cpp
   graph_test.cpp
   pool_cuda_test.cpp
   tensor_cuda_test.cpp
