@@ -85,6 +85,10 @@ set(EBB_TOOL_SOURCES
   tools/bench_ceilings.cpp
   tools/bench_command.cpp
   tools/bench_rows.cpp
+  tools/bench_rows/gate.cpp
+  tools/bench_rows/optimizer.cpp
+  tools/bench_rows/product.cpp
+  tools/bench_rows/recurrence.cpp
   tools/command.cpp
   tools/gradcheck.cpp
   tools/gradcheck_command.cpp
