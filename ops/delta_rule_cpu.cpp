@@ -142,7 +142,7 @@ void step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, co
     const T *p_q = q.data<T>() + i / group * kk, *p_k = k.data<T>() + i / group * kk;
     const T* p_v = v.data<T>() + i * vv;
     T *s = state.data<T>() + i * kk * vv, *p_o = o.data<T>() + i * vv;
-    const T alpha = std::exp(g.data<T>()[i]), write = beta.data<T>()[i];
+    const T alpha = vexp(g.data<T>()[i]), write = beta.data<T>()[i];
     T u[256] = {}, read[256] = {};
     for (int64_t r = 0; r < kk; ++r)
       for (int64_t j = 0; j < vv; ++j) u[j] += p_k[r] * s[r * vv + j];

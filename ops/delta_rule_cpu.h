@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "ops/cpu_math.h"
 #include "ops/delta_rule.h"
 #include "ops/small_gemm.h"
 
@@ -96,16 +97,16 @@ struct Gates {
       beta[i] = in.beta[at];
     }
     for (int64_t i = 0; i < rows; ++i) {
-      gamma[i] = exp_nonpositive(T(sum[i]));
-      tail[i] = exp_nonpositive(T(s - sum[i]));
+      gamma[i] = vexp(T(sum[i]));
+      tail[i] = vexp(T(s - sum[i]));
     }
-    total = exp_nonpositive(T(s));
+    total = vexp(T(s));
   }
   // Row i of Γ, up to `width` columns.
   void decay_row(int64_t i, int64_t width, T* row) const {
     T x[128];
     for (int64_t j = 0; j <= i; ++j) x[j] = T(sum[i] - sum[j]);
-    for (int64_t j = 0; j <= i; ++j) row[j] = exp_nonpositive(x[j]);
+    for (int64_t j = 0; j <= i; ++j) row[j] = vexp(x[j]);
     std::fill(row + i + 1, row + width, T(0));
   }
 };

@@ -1,10 +1,8 @@
-// Host vectors for kernels whose matrices are small (a chunk, a head): exponentials, transposition,
-// packing with zero padding. Padded widths are multiples of kLanes<T>, so inner loops have no
+// Host vectors for kernels whose matrices are small (a chunk, a head): transposition, packing with
+// zero padding. Padded widths are multiples of kLanes<T>, so inner loops have no
 // tails.
 #pragma once
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -59,24 +57,6 @@ class Scratch {
  private:
   std::vector<std::vector<T>> pieces_;
 };
-
-// e^x for x <= 0; 0 below -86 in f32 (no denormals), NaN stays NaN. Relative error 1e-7 in f32.
-inline float exp_nonpositive(float x) {
-  constexpr float kRound = 12582912.f;  // 1.5·2²³: adding it leaves the integer in the low bits
-  const float t = x * 1.44269504f + kRound, n = t - kRound;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.f;
-  const float e =
-      std::bit_cast<float>(std::bit_cast<uint32_t>(p) + (std::bit_cast<uint32_t>(t) << 23));
-  return x < -86.f ? 0.f : x != x ? x : e;
-}
-inline double exp_nonpositive(double x) { return std::exp(x); }
 
 // dst[r,c] = src[r,c] for r < rows, c < cols; zero up to `width` columns.
 template <class T>
