@@ -23,13 +23,12 @@ set(EBB_UNIT_TESTS
 # op_contract_test.cpp and op_cuda_test.cpp are built in; these are further ones.
 set(EBB_OP_TESTS
   delta_rule_test.cpp
-  known_faults_conv_test.cpp
   matmul_test.cpp
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS
   autograd_cuda_test.cpp
-  conv_cuda_test.cpp
+  delta_rule_cuda_test.cpp
   graph_test.cpp
   pool_cuda_test.cpp
   tensor_cuda_test.cpp

@@ -202,7 +202,9 @@ TEST_P(GatedDeltaRule, B06IdenticalKeys) {
         for (int64_t j = 0; j < 8; ++j)
           want.data<double>()[t * 8 + j] = in.scale * qk * in.v.data<double>()[t * 8 + j];
       }
-    EXPECT_LE(relative_error(r.o, want), exact_length ? 1e-5 : 8e-3);
+    // In bf16 the written values v_t − v_{t−1} are rounded and must add up to v_t over a chunk: 64
+    // roundings of 2^-9 √2 come to 2.2e-2. A Neumann series in 16 bits misses by 0.4 or more.
+    EXPECT_LE(relative_error(r.o, want), exact_length ? 1e-5 : 5e-2);
   }
   // beta = 2 reflects: with constant v the read-out along k alternates 2v, 0, 2v, 0 ...
   in.beta.fill_(2);
