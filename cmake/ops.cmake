@@ -5,7 +5,7 @@
 list(APPEND EBB_OPS)
 
 # products, embedding, losses
-list(APPEND EBB_OPS matmul)
+list(APPEND EBB_OPS matmul embedding cross_entropy linear_cross_entropy)
 
 # normalisations
 list(APPEND EBB_OPS rms_norm)

@@ -23,6 +23,8 @@ set(EBB_UNIT_TESTS
 # op_contract_test.cpp and op_cuda_test.cpp are built in; these are further ones.
 set(EBB_OP_TESTS
   delta_rule_test.cpp
+  known_faults_conv_test.cpp
+  loss_test.cpp
   matmul_test.cpp
   op_harness.cpp
 )
@@ -32,6 +34,7 @@ set(EBB_CUDA_TESTS
   graph_test.cpp
   pool_cuda_test.cpp
   tensor_cuda_test.cpp
+  loss_cuda_test.cpp
   matmul_cuda_test.cpp
   op_harness.cpp
   optimizer_cuda_test.cpp
