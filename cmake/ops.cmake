@@ -24,13 +24,14 @@ list(APPEND EBB_OPS_COMPOSED)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/seq_layout.cpp)
+list(APPEND EBB_OP_EXTRA_SOURCES ops/causal_conv1d_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp)
+list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
+  cuda/delta_rule_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
-list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
-  cuda/delta_rule_step.cu)
 
 set(EBB_TENSOR_SOURCES
   tensor/compare.cpp
@@ -86,6 +87,10 @@ set(EBB_TOOL_SOURCES
   tools/bench_ceilings.cpp
   tools/bench_command.cpp
   tools/bench_rows.cpp
+  tools/bench_rows/gate.cpp
+  tools/bench_rows/optimizer.cpp
+  tools/bench_rows/product.cpp
+  tools/bench_rows/recurrence.cpp
   tools/command.cpp
   tools/gradcheck.cpp
   tools/gradcheck_command.cpp

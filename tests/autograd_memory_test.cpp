@@ -99,6 +99,25 @@ TEST(TapeMemory, GradientsPassThroughWithoutCopies) {
   EXPECT_EQ(memory_stats(Device::cpu()).allocations - before, 1);  // the leaf's gradient
 }
 
+TEST(TapeMemory, AGradientPreparedInForwardIsHandedOverWithoutACopy) {
+  const Var x = leaf({1, 2});
+  const auto prepared = [&] {
+    return record("prepared", {x}, {Tensor::full({2}, 5, DType::f64)}, {x.value().clone()},
+                  [](BackwardContext& ctx) { ctx.grad(0, ctx.saved(0)); })[0];
+  };
+  const Tensor upstream = Tensor::full({2}, 1, DType::f64);
+  const Var y = prepared();
+  const int64_t before = memory_stats(Device::cpu()).allocations;
+  backward(y, upstream);
+  EXPECT_EQ(memory_stats(Device::cpu()).allocations, before);
+  EXPECT_EQ(grad_of(x), (Values{5, 5}));
+  // Retained, it still belongs to the graph and must not be added to.
+  x.zero_grad();
+  const Var z = prepared();
+  for (int i = 0; i < 3; ++i) backward(z, upstream, {.retain = true});
+  EXPECT_EQ(grad_of(x), (Values{15, 15}));
+}
+
 TEST(TapeMemory, LeafGradientsDoNotPinLargerBuffers) {
   const Var x = leaf({1, 2});
   const Var y = record("slice", {x}, {}, {x.value().clone()}, [](BackwardContext& ctx) {

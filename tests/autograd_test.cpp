@@ -209,6 +209,14 @@ TEST(Tape, InPlaceChangeOfASavedTensorNamesTheOp) {
   EXPECT_EQ(grad_of(x), (Values{1, 1}));
 }
 
+TEST(Tape, AccumulatingChangesTheGradientInPlaceAndSaysSo) {
+  const Var x = leaf({1, 2}), y = leaf({3, 4});
+  backward(sum(mul(x, x)));
+  const Var z = sum(mul(y, Var(x.grad())));  // a gradient used as a constant
+  backward(sum(mul(x, x)));
+  EXPECT_TRUE(contains(error_of([&] { backward(z); }), "mul: a tensor of shape [2] saved"));
+}
+
 TEST(Tape, AccumulatorsAreAddedToInPlace) {
   int accumulated = 0;
   const Var x(Tensor::from(Values{1, 2}, {1, 2}));

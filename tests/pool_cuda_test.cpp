@@ -252,6 +252,18 @@ TEST_F(PoolCuda, CaptureWithoutAnArenaIsRefused) {
   EXPECT_EQ(Tensor::full({2}, 1, DType::f32, gpu_).to_vector<float>(), std::vector<float>(2, 1));
 }
 
+TEST_F(PoolCuda, HostCopiesInCaptureAreRefused) {
+  const Tensor x = Tensor::full({4}, 1, DType::f32, gpu_), host = Tensor::zeros({4});
+  const std::function<void()> works[] = {[&] { x.copy_(host); }, [&] { x.cpu(); }};
+  for (const auto& work : works) {
+    GraphCapture graph(gpu_);
+    const OpScope op("demo");
+    EXPECT_EQ(error_message([&] { graph.capture(work); }),
+              "demo: copies between host and GPU while its stream is being captured");
+  }
+  EXPECT_EQ(x.to_vector<float>(), std::vector<float>(4, 1));
+}
+
 TEST_F(PoolCuda, CaptureMayGrowTheArena) {
   const Tensor x = Tensor::full({1000}, 1, DType::f32, gpu_);
   std::vector<Tensor> out;
