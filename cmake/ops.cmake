@@ -28,8 +28,8 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/causal_conv1d_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
-list(APPEND EBB_CUDA_EXTRA_SOURCES)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
+list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)
 
 set(EBB_TENSOR_SOURCES
   tensor/compare.cpp
