@@ -25,6 +25,8 @@ set(EBB_OP_TESTS
   delta_rule_test.cpp
   known_faults_conv_test.cpp
   matmul_test.cpp
+  norm_properties.cpp
+  norm_test.cpp
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS
@@ -34,6 +36,8 @@ set(EBB_CUDA_TESTS
   pool_cuda_test.cpp
   tensor_cuda_test.cpp
   matmul_cuda_test.cpp
+  norm_cuda_test.cpp
+  norm_properties.cpp
   op_harness.cpp
   optimizer_cuda_test.cpp
 )
