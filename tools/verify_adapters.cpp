@@ -1,6 +1,7 @@
 // The golden operators in terms of ebb's: names and layouts of the golden files on one side, our
 // functions on the other. A new operator is one function and one line in the list.
 #include "ops/causal_conv1d.h"
+#include "ops/channel_mix.h"
 #include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
 #include "ops/matmul.h"
@@ -12,6 +13,10 @@
 
 namespace ebb::tools {
 namespace {
+
+CaseOutputs run_channel_mix(const CaseInputs& in) {
+  return {{"y", channel_mix(in["x"], in["x_k"], in["key"], in["value"], in["last"]).y}};
+}
 
 CaseOutputs run_gated_delta_rule(const CaseInputs& in) {
   const DeltaRuleOutput r =
@@ -57,6 +62,7 @@ CaseOutputs run_token_shift(const CaseInputs& in) {
 
 const std::vector<Adapter>& adapters() {
   static const std::vector<Adapter> list = {
+      {"channel_mix", run_channel_mix, {"x_k"}},
       {"gated_delta_rule", run_gated_delta_rule, {"g", "beta", "h0"}},
       {"gdn_gate", run_gdn_gate, {"A_log", "dt_bias"}},
       {"kda_gate", run_kda_gate, {"A_log", "dt_bias"}},
