@@ -22,8 +22,16 @@ void add_into(const Tensor& dst, const Tensor& src);
 
 bool all_finite(const Tensor& t) {
   if (!is_float(t.dtype()) || t.numel() == 0) return true;
-  const std::vector<double> v = t.to_vector<double>();
-  return std::all_of(v.begin(), v.end(), [](double x) { return std::isfinite(x); });
+  if constexpr (kWithCuda)
+    if (t.on_cuda()) return gpu::all_finite(t);
+  const Tensor dense = t.contiguous();
+  return visit_float(t.dtype(), [&]<class T>() {
+    const T* p = dense.data<T>();
+    bool ok = true;
+#pragma omp parallel for reduction(&& : ok) if (dense.numel() > 65536)
+    for (int64_t i = 0; i < dense.numel(); ++i) ok = ok && std::isfinite(acc_t<T>(p[i]));
+    return ok;
+  });
 }
 
 void check_finite(const char* op, const char* pass, const char* what, size_t i, const Tensor& t) {

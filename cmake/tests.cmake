@@ -22,6 +22,9 @@ set(EBB_OP_TESTS
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS
+  elementwise_test.cpp
+  large_cuda_test.cpp
+  reduce_test.cpp
   graph_test.cpp
   pool_cuda_test.cpp
   tensor_cuda_test.cpp
