@@ -6,6 +6,7 @@
 #include "ops/elementwise.h"
 #include "ops/linear_cross_entropy.h"
 #include "ops/matmul.h"
+#include "ops/movement.h"
 #include "tensor/check.h"
 
 namespace ebb {
