@@ -30,8 +30,8 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.c
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
-list(APPEND EBB_CUDA_EXTRA_SOURCES)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
+list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)
 
 set(EBB_TENSOR_SOURCES
   tensor/compare.cpp

@@ -15,11 +15,12 @@ struct Rows {
   int64_t stride = 0;  // elements between the starts of neighbouring rows; 0 for repeated rows
 };
 
-// The last `inner` dimensions form the row.
-inline Rows as_rows(const Tensor& t, int inner = 1) {
+// The last `inner` dimensions form the row. False, and r->t is not to be read so, when the tensor
+// would have to be copied.
+inline bool rows_in_place(const Tensor& t, int inner, Rows* r) {
   const int split = t.dim() - inner;
-  Rows r{t, 1, 1, 0};
-  for (int d = 0; d < t.dim(); ++d) (d < split ? r.count : r.width) *= t.size(d);
+  *r = {t, 1, 1, 0};
+  for (int d = 0; d < t.dim(); ++d) (d < split ? r->count : r->width) *= t.size(d);
   int64_t dense = 1;
   bool in_place = true;
   for (int d = t.dim() - 1; d >= split; --d) {
@@ -31,12 +32,17 @@ inline Rows as_rows(const Tensor& t, int inner = 1) {
   for (int d = split - 1; d >= 0; --d) {
     if (t.size(d) == 1) continue;
     if (next < 0)
-      r.stride = t.stride(d);
+      r->stride = t.stride(d);
     else
       in_place = in_place && t.stride(d) == next;
     next = t.stride(d) * t.size(d);
   }
-  if (r.count * r.width == 0 || in_place) return r;
+  return in_place || r->count * r->width == 0;
+}
+
+inline Rows as_rows(const Tensor& t, int inner = 1) {
+  Rows r;
+  if (rows_in_place(t, inner, &r)) return r;
   r.t = t.contiguous();
   r.stride = r.width;
   return r;
