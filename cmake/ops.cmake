@@ -8,7 +8,7 @@ list(APPEND EBB_OPS)
 list(APPEND EBB_OPS matmul embedding cross_entropy linear_cross_entropy)
 
 # normalisations
-list(APPEND EBB_OPS rms_norm)
+list(APPEND EBB_OPS gated_rms_norm l2_norm layer_norm rms_norm)
 
 # convolution, gates, activations, token shift
 list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift)
