@@ -26,6 +26,8 @@ set(EBB_OP_TESTS
   known_faults_conv_test.cpp
   loss_test.cpp
   matmul_test.cpp
+  norm_properties.cpp
+  norm_test.cpp
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS
@@ -37,6 +39,8 @@ set(EBB_CUDA_TESTS
   tensor_cuda_test.cpp
   loss_cuda_test.cpp
   matmul_cuda_test.cpp
+  norm_cuda_test.cpp
+  norm_properties.cpp
   op_harness.cpp
   optimizer_cuda_test.cpp
 )
