@@ -4,6 +4,9 @@
 #include "ops/cross_entropy.h"
 #include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
+#include "ops/gated_rms_norm.h"
+#include "ops/l2_norm.h"
+#include "ops/layer_norm.h"
 #include "ops/matmul.h"
 #include "ops/rms_norm.h"
 #include "ops/sigmoid_gate.h"
@@ -27,6 +30,12 @@ CaseOutputs run_gated_delta_rule(const CaseInputs& in) {
   return {{"o", r.o}, {"ht", r.ht}};
 }
 
+CaseOutputs run_gated_rms_norm(const CaseInputs& in) {
+  const GateAct act = in.text("activation") == "sigmoid" ? GateAct::sigmoid : GateAct::silu;
+  return {{"y", gated_rms_norm(in["x"], in["gate"], in["weight"],
+                               {.eps = float(in.number("eps")), .act = act})}};
+}
+
 CaseOutputs run_gdn_gate(const CaseInputs& in) {
   return {{"g", decay_gate(in["a"], in["A_log"], in["dt_bias"])}, {"beta", sigmoid_gate(in["b"])}};
 }
@@ -34,6 +43,26 @@ CaseOutputs run_gdn_gate(const CaseInputs& in) {
 CaseOutputs run_kda_gate(const CaseInputs& in) {
   const double bound = in.has("lower_bound") ? in.number("lower_bound") : 0;
   return {{"g", decay_gate(in["a"], in["A_log"], in["dt_bias"], {.lower_bound = bound})}};
+}
+
+CaseOutputs run_group_norm(const CaseInputs& in) {
+  return {{"y", group_norm(in["x"], in["weight"], in["bias"], int64_t(in.number("groups")),
+                           float(in.number("eps")))}};
+}
+
+CaseOutputs run_l2_norm(const CaseInputs& in) {
+  return {{"y", l2_norm(in["x"], float(in.number("eps")))}};
+}
+
+CaseOutputs run_layer_norm(const CaseInputs& in) {
+  return {{"y", layer_norm(in["x"], in["weight"], in["bias"], float(in.number("eps")))}};
+}
+
+CaseOutputs run_mamba2_gated_rms_norm(const CaseInputs& in) {
+  return {{"y", gated_rms_norm(in["x"], in["z"], in["weight"],
+                               {.eps = float(in.number("eps")),
+                                .order = GateOrder::gate_first,
+                                .groups = int64_t(in.number("groups"))})}};
 }
 
 CaseOutputs run_rms_norm(const CaseInputs& in) {
@@ -66,8 +95,13 @@ const std::vector<Adapter>& adapters() {
   static const std::vector<Adapter> list = {
       {"cross_entropy", run_cross_entropy},
       {"gated_delta_rule", run_gated_delta_rule, {"g", "beta", "h0"}},
+      {"gated_rms_norm", run_gated_rms_norm, {"weight"}},
       {"gdn_gate", run_gdn_gate, {"A_log", "dt_bias"}},
+      {"group_norm", run_group_norm, {"weight", "bias"}},
       {"kda_gate", run_kda_gate, {"A_log", "dt_bias"}},
+      {"l2_norm", run_l2_norm},
+      {"layer_norm", run_layer_norm, {"weight", "bias"}},
+      {"mamba2_gated_rms_norm", run_mamba2_gated_rms_norm, {"weight"}},
       {"rms_norm", run_rms_norm, {"weight"}},
       {"short_conv", run_short_conv, {"weight", "bias", "cache"}},
       {"swiglu", run_swiglu},
