@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 
 #include "autograd/tape.h"
 #include "autograd/tape_state.h"
 #include "tensor/check.h"
+#include "tensor/compare.h"
 
 namespace ebb {
 
@@ -31,11 +31,9 @@ void FirstRun::note(const char* op, const Var& v) {
 }
 
 void check_finite(const char* op, const char* pass, const char* what, size_t i, const Tensor& t) {
-  if (!t.defined() || !is_float(t.dtype()) || t.numel() == 0) return;
-  const std::vector<double> v = t.to_vector<double>();
-  check(std::all_of(v.begin(), v.end(), [](double x) { return std::isfinite(x); }),
+  check(!t.defined() || all_finite(t),
         "anomaly: {} {} produced a non-finite value in {} {} of shape {}", op, pass, what, i,
-        t.shape());
+        t.defined() ? t.shape() : Shape());
 }
 
 }  // namespace detail

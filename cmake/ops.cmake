@@ -2,7 +2,7 @@
 # cuda/NAME.cu. A row in tests/op_table.cpp is demanded by the contract test.
 
 # elementwise, movement, reductions
-list(APPEND EBB_OPS)
+list(APPEND EBB_OPS elementwise movement indexing reduce cumsum softmax)
 
 # products, embedding, losses
 list(APPEND EBB_OPS matmul embedding cross_entropy linear_cross_entropy)
@@ -20,10 +20,10 @@ list(APPEND EBB_OPS delta_rule)
 list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: no cuda/NAME.cu.
-list(APPEND EBB_OPS_COMPOSED)
+list(APPEND EBB_OPS_COMPOSED movement)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
-list(APPEND EBB_OP_EXTRA_SOURCES ops/seq_layout.cpp)
+list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/causal_conv1d_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp)
@@ -78,6 +78,7 @@ set(EBB_OP_TABLE_SOURCES
   tests/op_rows/gate.cpp
   tests/op_rows/loss.cpp
   tests/op_rows/matmul.cpp
+  tests/op_rows/movement.cpp
   tests/op_rows/norm.cpp
   tests/op_rows/optimizer.cpp
   tests/op_rows/reduce.cpp

@@ -34,6 +34,9 @@ set(EBB_CUDA_TESTS
   delta_rule_cuda_test.cpp
   autograd_cuda_test.cpp
   conv_cuda_test.cpp
+  elementwise_test.cpp
+  large_cuda_test.cpp
+  reduce_test.cpp
   graph_test.cpp
   pool_cuda_test.cpp
   tensor_cuda_test.cpp

@@ -17,6 +17,14 @@ inline void check_compute_dtype(const char* op, const char* what, const Tensor& 
         other);
 }
 
+// Elementwise operators, movements and reductions also take bf16 on the CPU (computed in f32).
+inline void check_float(const char* op, const char* what, const Tensor& t) {
+  check(t.defined(), "{}: {} is undefined", op, what);
+  check(is_float(t.dtype()), "{}: {} {} is {}, want a float type", op, what, t.shape(), t.dtype());
+  check(!t.on_cuda() || t.dtype() != DType::f64, "{}: {} {} is f64 on {}; want f32 or bf16 there",
+        op, what, t.shape(), t.device());
+}
+
 inline void check_defined(const char* op, const char* what, const Tensor& t) {
   check(t.defined(), "{}: {} is undefined", op, what);
 }

@@ -28,9 +28,18 @@ double euclidean_norm(const Tensor& x) {
 }
 
 bool all_finite(const Tensor& x) {
-  for (const double v : x.to_vector<double>())
-    if (!std::isfinite(v)) return false;
-  return true;
+  if (!is_float(x.dtype()) || x.numel() == 0) return true;
+  if constexpr (kWithCuda)
+    if (x.on_cuda()) return gpu::all_finite(x);
+  const Tensor dense = x.contiguous();
+  return visit_float(x.dtype(), [&]<class T>() {
+    const T* p = dense.data<T>();
+    const int64_t n = dense.numel();
+    bool ok = true;
+#pragma omp parallel for reduction(&& : ok) if (n > 65536)
+    for (int64_t i = 0; i < n; ++i) ok = ok && std::isfinite(acc_t<T>(p[i]));
+    return ok;
+  });
 }
 
 bool bitwise_equal(const Tensor& a, const Tensor& b) {

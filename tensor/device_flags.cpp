@@ -14,7 +14,7 @@ const char* describe(DeviceFlag flag) {
     case DeviceFlag::positive_decay:
       return "a log decay is positive (want g <= 0)";
     case DeviceFlag::gather_index:
-      return "index_select: an index lies outside the dimension";
+      return "index_select or gather: an index lies outside the dimension";
     case DeviceFlag::count:
       break;
   }

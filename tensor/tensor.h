@@ -134,6 +134,7 @@ namespace gpu {
 void copy_strided(const Tensor& dst, const Tensor& src);  // both on the same GPU
 void fill(const Tensor& t, double value);                 // any strides
 void add_into(const Tensor& dst, const Tensor& src);      // dst += src; float types, dst dense
+bool all_finite(const Tensor& t);  // cuda/reduce.cu; true for integers. Synchronises.
 }  // namespace gpu
 
 }  // namespace ebb

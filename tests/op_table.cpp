@@ -25,11 +25,13 @@ Tensor Draw::integers(const Shape& shape, int64_t low, int64_t high) {
 }
 
 std::vector<OpRow> op_table(uint64_t seed) {
-  Draw draw(seed);
   std::vector<OpRow> table;
-  for (const auto family : {elementwise_rows, reduce_rows, matmul_rows, loss_rows, norm_rows,
-                            conv_rows, gate_rows, delta_rule_rows, optimizer_rows})
+  uint64_t stream = 0;  // new families go to the end
+  for (const auto family : {reduce_rows, matmul_rows, loss_rows, norm_rows, conv_rows, gate_rows,
+                            delta_rule_rows, optimizer_rows, elementwise_rows, movement_rows}) {
+    Draw draw(seed, stream++);
     for (OpRow& row : family(draw)) table.push_back(std::move(row));
+  }
   return table;
 }
 

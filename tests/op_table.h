@@ -55,13 +55,14 @@ std::vector<OpRow> op_table(uint64_t seed);
 // Random inputs for rows: f64, N(0,1)·scale.
 class Draw {
  public:
-  explicit Draw(uint64_t seed) : seed_(seed) {}
+  // Streams are independent: cases added to one do not change the numbers of another.
+  explicit Draw(uint64_t seed, uint64_t stream = 0) : seed_(seed), next_(stream << 32) {}
   Tensor normal(const Shape& shape, double scale = 1, double mean = 0);
   Tensor uniform(const Shape& shape, double low, double high);
   Tensor integers(const Shape& shape, int64_t low, int64_t high);  // in [low, high)
 
  private:
-  uint64_t seed_, next_ = 0;
+  uint64_t seed_, next_;
 };
 
 // Rows by family, one function per file in tests/op_rows.
@@ -71,6 +72,7 @@ std::vector<OpRow> elementwise_rows(Draw& draw);
 std::vector<OpRow> gate_rows(Draw& draw);
 std::vector<OpRow> loss_rows(Draw& draw);
 std::vector<OpRow> matmul_rows(Draw& draw);
+std::vector<OpRow> movement_rows(Draw& draw);
 std::vector<OpRow> norm_rows(Draw& draw);
 std::vector<OpRow> optimizer_rows(Draw& draw);
 std::vector<OpRow> reduce_rows(Draw& draw);
