@@ -11,7 +11,8 @@ list(APPEND EBB_OPS matmul embedding cross_entropy linear_cross_entropy)
 list(APPEND EBB_OPS gated_rms_norm l2_norm layer_norm rms_norm)
 
 # convolution, gates, activations, token shift
-list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift)
+list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift
+  channel_mix)
 
 # recurrences
 list(APPEND EBB_OPS delta_rule)
@@ -19,8 +20,8 @@ list(APPEND EBB_OPS delta_rule)
 # optimizer
 list(APPEND EBB_OPS adamw multi_tensor)
 
-# Operators written entirely in terms of others: no cuda/NAME.cu.
-list(APPEND EBB_OPS_COMPOSED movement)
+# Operators written entirely in terms of others: named above too, but no cuda/NAME.cu.
+list(APPEND EBB_OPS_COMPOSED channel_mix)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)

@@ -1,7 +1,7 @@
 // The golden operators in terms of ebb's: names and layouts of the golden files on one side, our
 // functions on the other. A new operator is one function and one line in the list.
 #include "ops/causal_conv1d.h"
-#include "ops/cross_entropy.h"
+#include "ops/channel_mix.h"
 #include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
 #include "ops/gated_rms_norm.h"
@@ -17,10 +17,8 @@
 namespace ebb::tools {
 namespace {
 
-CaseOutputs run_cross_entropy(const CaseInputs& in) {
-  const CrossEntropy r = cross_entropy(in["logits"], in["labels"].value(),
-                                       {.ignore_index = int64_t(in.number("ignore_index"))});
-  return {{"loss", r.loss}, {"token_loss", r.token_loss}, {"lse", r.lse}};
+CaseOutputs run_channel_mix(const CaseInputs& in) {
+  return {{"y", channel_mix(in["x"], in["x_k"], in["key"], in["value"], in["last"]).y}};
 }
 
 CaseOutputs run_gated_delta_rule(const CaseInputs& in) {
@@ -93,7 +91,7 @@ CaseOutputs run_token_shift(const CaseInputs& in) {
 
 const std::vector<Adapter>& adapters() {
   static const std::vector<Adapter> list = {
-      {"cross_entropy", run_cross_entropy},
+      {"channel_mix", run_channel_mix, {"x_k"}},
       {"gated_delta_rule", run_gated_delta_rule, {"g", "beta", "h0"}},
       {"gated_rms_norm", run_gated_rms_norm, {"weight"}},
       {"gdn_gate", run_gdn_gate, {"A_log", "dt_bias"}},

@@ -1,10 +1,13 @@
 // Rows of the operators that look a few tokens back: short convolution, token shift, channel mix.
-#include "tests/reference/conv.h"
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "ops/causal_conv1d.h"
+#include "ops/channel_mix.h"
 #include "ops/token_shift.h"
 #include "tests/op_table.h"
+#include "tests/reference/conv.h"
 
 namespace ebb::testing {
 namespace {
@@ -248,8 +251,64 @@ OpRow shift_row(Draw& draw) {
   return row;
 }
 
+// relu² has no second derivative at 0, where finite differences lose their digits. So tokens are
+// positive and every second row of key negative: half of the units are well on, half well off.
+OpCase mix_case(Draw& draw, const std::string& name, const Shape& x, int64_t inner, bool last,
+                const std::vector<int64_t>& cu = {}) {
+  const int64_t d = x[2], n = cu.empty() ? x[0] : int64_t(cu.size()) - 1;
+  const Tensor key = draw.uniform({inner, d}, 0.2 / std::sqrt(double(d)), 1 / std::sqrt(double(d)));
+  for (int64_t i = d; i < key.numel(); i += 2 * d)
+    for (int64_t c = 0; c < d; ++c) key.data<double>()[i + c] *= -1;
+  OpCase c;
+  c.name = name;
+  c.inputs = {{"x", draw.uniform(x, 0.5, 1.5)},
+              {.name = "x_k", .value = draw.uniform({d}, 0, 0.8), .parameter = true},
+              {"key", key},
+              {"value", draw.normal({d, inner}, 1 / std::sqrt(double(inner)))},
+              {"last", last ? draw.uniform({n, d}, 0.5, 1.5) : Tensor()}};
+  c.run = [cu](std::span<const Var> in) {
+    TokenShiftOptions o{.last = true};
+    if (!cu.empty()) o.layout = SeqLayout::packed(cu, in[0].device());
+    const ChannelMix r = channel_mix(in[0], in[1], in[2], in[3], in[4], o);
+    return std::vector{r.y, r.last};
+  };
+  c.reference = [cu](std::span<const Tensor> in) {
+    return reference::channel_mix(in[0], in[1], in[2], in[3], in[4], cu);
+  };
+  return c;
+}
+
+OpRow mix_row(Draw& draw) {
+  OpRow row{.op = "channel_mix"};
+  row.cases = {mix_case(draw, "plain", {2, 23, 16}, 40, false),
+               mix_case(draw, "last", {2, 5, 7}, 9, true),
+               mix_case(draw, "one_token", {3, 1, 8}, 16, true),
+               mix_case(draw, "packed", {2, 20, 8}, 24, true, {0, 0, 13, 14, 31, 40})};
+  const auto zeros = [](const Shape& s) { return Tensor::zeros(s); };
+  row.errors = {
+      {"key",
+       [zeros] {
+         channel_mix(zeros({2, 3, 4}), zeros({4}), zeros({8, 5}), zeros({4, 8}));
+       },
+       "^channel_mix: key is \\[8,5\\], x is \\[2,3,4\\]; want \\[I,4\\]"},
+      {"value",
+       [zeros] {
+         channel_mix(zeros({2, 3, 4}), zeros({4}), zeros({8, 4}), zeros({8, 4}));
+       },
+       "^channel_mix: value is \\[8,4\\], want \\[4,8\\]"},
+      {"x_k",
+       [zeros] {
+         channel_mix(zeros({2, 3, 4}), zeros({5}), zeros({8, 4}), zeros({4, 8}));
+       },
+       "^channel_mix: x_k is \\[5\\], x is"},
+  };
+  return row;
+}
+
 }  // namespace
 
-std::vector<OpRow> conv_rows(Draw& draw) { return {conv_row(draw), shift_row(draw)}; }
+std::vector<OpRow> conv_rows(Draw& draw) {
+  return {conv_row(draw), shift_row(draw), mix_row(draw)};
+}
 
 }  // namespace ebb::testing

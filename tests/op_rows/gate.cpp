@@ -1,11 +1,13 @@
 // Rows of activations and gates: SwiGLU, log decays, sigmoid gates.
-#include "tests/reference/gate.h"
 #include <fmt/format.h>
+
+#include <cmath>
 
 #include "ops/decay_gate.h"
 #include "ops/sigmoid_gate.h"
 #include "ops/swiglu.h"
 #include "tests/op_table.h"
+#include "tests/reference/gate.h"
 
 namespace ebb::testing {
 namespace {

@@ -65,4 +65,23 @@ inline std::vector<Tensor> token_shift(const Tensor& x, const Tensor& mu, const 
   return {out, last};
 }
 
+// {y [B,T,D], last [N,D]}; key [I,D], value [D,I].
+inline std::vector<Tensor> channel_mix(const Tensor& x, const Tensor& x_k, const Tensor& key,
+                                       const Tensor& value, const Tensor& last,
+                                       const std::vector<int64_t>& cu_seqlens = {}) {
+  const int64_t d = x.size(2), inner = key.size(0), tokens = x.size(0) * x.size(1);
+  const auto shifted = token_shift(x, x_k.view({1, d}), last, 1, cu_seqlens);
+  const Tensor y = Tensor::zeros_like(x);
+  for (int64_t f = 0; f < tokens; ++f)
+    for (int64_t i = 0; i < inner; ++i) {
+      double u = 0;
+      for (int64_t c = 0; c < d; ++c)
+        u += shifted[0].data<double>()[f * d + c] * key.data<double>()[i * d + c];
+      if (u <= 0) continue;
+      for (int64_t c = 0; c < d; ++c)
+        y.data<double>()[f * d + c] += u * u * value.data<double>()[c * inner + i];
+    }
+  return {y, shifted[1]};
+}
+
 }  // namespace ebb::testing::reference
