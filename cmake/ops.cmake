@@ -21,7 +21,7 @@ list(APPEND EBB_OPS delta_rule)
 list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: named above too, but no cuda/NAME.cu.
-list(APPEND EBB_OPS_COMPOSED channel_mix)
+list(APPEND EBB_OPS_COMPOSED channel_mix movement)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)
