@@ -90,6 +90,7 @@ set(EBB_TOOL_SOURCES
   tools/bench_command.cpp
   tools/bench_rows.cpp
   tools/bench_rows/gate.cpp
+  tools/bench_rows/loss.cpp
   tools/bench_rows/norm.cpp
   tools/bench_rows/optimizer.cpp
   tools/bench_rows/product.cpp

@@ -6,6 +6,7 @@
 namespace ebb::tools {
 
 std::vector<BenchRow> gate_bench_rows();
+std::vector<BenchRow> loss_bench_rows();
 std::vector<BenchRow> norm_bench_rows();
 std::vector<BenchRow> optimizer_bench_rows();
 std::vector<BenchRow> product_bench_rows();
@@ -14,7 +15,7 @@ std::vector<BenchRow> recurrence_bench_rows();
 const std::vector<BenchRow>& bench_rows() {
   static const std::vector<BenchRow> rows = [] {
     std::vector<BenchRow> all;
-    for (const auto family : {product_bench_rows, norm_bench_rows, gate_bench_rows,
+    for (const auto family : {loss_bench_rows, product_bench_rows, norm_bench_rows, gate_bench_rows,
                               recurrence_bench_rows, optimizer_bench_rows})
       for (BenchRow& row : family()) all.push_back(std::move(row));
     return all;

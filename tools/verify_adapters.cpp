@@ -2,6 +2,7 @@
 // functions on the other. A new operator is one function and one line in the list.
 #include "ops/causal_conv1d.h"
 #include "ops/channel_mix.h"
+#include "ops/cross_entropy.h"
 #include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
 #include "ops/gated_rms_norm.h"
@@ -19,6 +20,12 @@ namespace {
 
 CaseOutputs run_channel_mix(const CaseInputs& in) {
   return {{"y", channel_mix(in["x"], in["x_k"], in["key"], in["value"], in["last"]).y}};
+}
+
+CaseOutputs run_cross_entropy(const CaseInputs& in) {
+  const CrossEntropy r = cross_entropy(in["logits"], in["labels"].value(),
+                                       {.ignore_index = int64_t(in.number("ignore_index"))});
+  return {{"loss", r.loss}, {"token_loss", r.token_loss}, {"lse", r.lse}};
 }
 
 CaseOutputs run_gated_delta_rule(const CaseInputs& in) {
@@ -92,6 +99,7 @@ CaseOutputs run_token_shift(const CaseInputs& in) {
 const std::vector<Adapter>& adapters() {
   static const std::vector<Adapter> list = {
       {"channel_mix", run_channel_mix, {"x_k"}},
+      {"cross_entropy", run_cross_entropy},
       {"gated_delta_rule", run_gated_delta_rule, {"g", "beta", "h0"}},
       {"gated_rms_norm", run_gated_rms_norm, {"weight"}},
       {"gdn_gate", run_gdn_gate, {"A_log", "dt_bias"}},
