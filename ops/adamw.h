@@ -134,10 +134,11 @@ struct AdamWCoefficients {
 
 template <class T>
 EBB_HD void adamw_element(T& p, T g, T& m, T& v, const AdamWCoefficients<T>& k) {
+  // Contractions are spelled out: left to the compiler they differ from loop to loop.
   g *= k.grad_scale;
-  m = k.beta1 * m + k.rest1 * g;
-  v = k.beta2 * v + k.rest2 * g * g;
-  p = p * k.keep - k.step_size * (m / (std::sqrt(v) * k.root_scale + k.eps));
+  m = std::fma(k.beta1, m, k.rest1 * g);
+  v = std::fma(k.beta2, v, k.rest2 * g * g);
+  p = std::fma(p, k.keep, -k.step_size * (m / std::fma(std::sqrt(v), k.root_scale, k.eps)));
 }
 
 }  // namespace ebb

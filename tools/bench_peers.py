@@ -39,15 +39,11 @@ def time_ms(fn, repeats=20):
 
 
 def graph_ms(fn):
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            fn()
-    torch.cuda.current_stream().wait_stream(side)
+    for _ in range(3):
+        fn()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         fn()
     return time_ms(graph.replay)
 
@@ -69,12 +65,12 @@ def cases():
     yield ("add_rms_norm 32768x512", [x2, r, w],
            lambda: rms_norm(x2, w, None, residual=r, eps=1e-6, prenorm=True))
     h = rand(1, n, 8, 64)
-    yield "l2_norm 32768x8x64", [h], lambda: l2norm(h)
+    yield "l2_norm 32768 H8 K64", [h], lambda: l2norm(h)
     o, g, wv = rand(1, n, 6, 128), rand(1, n, 6, 128), rand(128)
-    yield ("gated_rms_norm 32768x6x128", [o, g, wv],
+    yield ("gated_rms_norm 32768 H6 V128", [o, g, wv],
            lambda: rms_norm_gated(o, g, wv, None, eps=1e-6))
     c, wc = rand(8, 4096, 1536), rand(1536, 4, scale=0.3)
-    yield ("causal_conv1d 8x4096x1536 silu", [c, wc],
+    yield ("causal_conv1d B8 T4096 D1536 W4", [c, wc],
            lambda: causal_conv1d(c, wc, activation="silu")[0])
     a, b = rand(1, n, 1536), rand(1, n, 1536)
     yield "swiglu 32768x1536", [a, b], lambda: swiglu(a, b)
@@ -117,6 +113,13 @@ def measure(inputs, forward):
 
 
 def main():
+    # Everything on one side stream: a graph can only be captured off the default one, and autograd
+    # runs each backward where its forward ran.
+    with torch.cuda.stream(torch.cuda.Stream()):
+        run()
+
+
+def run():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--json")
     p.add_argument("--filter", default="")
@@ -132,11 +135,12 @@ def main():
     ours = {}
     if args.merge:
         with open(args.merge) as f:
-            ours = {row["name"]: row for row in json.load(f)["results"]}
+            for row in json.load(f)["rows"]:
+                fwd, bwd = row["forward"]["ms"], (row.get("backward") or {}).get("ms", 0)
+                ours[f"{row['op']} {row['shape']}"] = {"fwd_graph_ms": fwd,
+                                                       "fwd_bwd_graph_ms": fwd + bwd}
     rows = []
-    for name, inputs, forward in cases():
-        if not re.search(args.filter, name):
-            continue
+    for name, inputs, forward in [c for c in cases() if re.search(args.filter, c[0])]:
         try:
             row = {"name": name, **measure(inputs, forward)}
         except Exception as error:  # a peer that refuses to run is a result too
