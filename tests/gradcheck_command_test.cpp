@@ -59,6 +59,22 @@ TEST(GradcheckCommand, FilterToleranceAndFailuresOnly) {
   EXPECT_TRUE(contains(out, "doubling/wrong"));
 }
 
+TEST(GradcheckCommand, InputsMarkedAsConstantsAreHeldFixed) {
+  OpRow row{.op = "weighted"};
+  OpCase c;
+  c.name = "case";
+  const Tensor values = Tensor::from(std::vector<double>{1, -2, 3}, {3});
+  c.inputs = {{"x", values}, {.name = "weights", .value = values, .differentiable = false}};
+  c.run = [](std::span<const Var> in) { return std::vector{mul(in[0], in[1].detach())}; };
+  row.cases = {c};
+  tools::GradcheckSummary s;
+  printed({row}, {}, &s);
+  EXPECT_EQ(s.passed, 1);
+  row.cases[0].inputs[1].differentiable = true;  // unmarked, the missing gradient is an error
+  EXPECT_TRUE(contains(printed({row}, {}, &s), "[input 1 is weights]"));
+  EXPECT_EQ(s.failed, 1);
+}
+
 TEST(GradcheckCommand, AnExceptionIsAFailureOfItsCase) {
   OpRow row = doubling("throws", 1);
   row.cases[0].run = [](std::span<const Var>) -> std::vector<Var> { fail("doubling: no luck"); };

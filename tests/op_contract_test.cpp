@@ -5,7 +5,6 @@
 #include <regex>
 #include <set>
 
-#include "autograd/gradcheck.h"
 #include "tensor/check.h"
 #include "tests/op_harness.h"
 
@@ -29,17 +28,8 @@ TEST_P(OpContract, F32MatchesF64) {
 
 TEST_P(OpContract, GradientCheck) {
   if (!c().gradients) return;
-  // Float inputs that pass no gradient are held fixed, as integers are.
-  std::vector<Tensor> inputs;
-  for (const OpInput& in : c().inputs) inputs.push_back(in.differentiable ? in.value : Tensor());
-  const GradFn run = [&](std::span<const Var> in) {
-    std::vector<Var> all(in.begin(), in.end());
-    for (size_t i = 0; i < all.size(); ++i)
-      if (!c().inputs[i].differentiable) all[i] = Var(c().inputs[i].value);
-    return c().run(all);
-  };
   const GradcheckResult r =
-      gradcheck(run, inputs, {.tolerance = c().gradcheck_tolerance, .full_jacobian = c().jacobian});
+      gradcheck_case(c(), {.tolerance = c().gradcheck_tolerance, .full_jacobian = c().jacobian});
   EXPECT_TRUE(r.ok) << r.message;
 }
 

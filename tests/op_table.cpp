@@ -35,4 +35,16 @@ std::vector<OpRow> op_table(uint64_t seed) {
   return table;
 }
 
+GradcheckResult gradcheck_case(const OpCase& c, const GradcheckOptions& options) {
+  std::vector<Tensor> inputs;
+  for (const OpInput& in : c.inputs) inputs.push_back(in.differentiable ? in.value : Tensor());
+  const GradFn run = [&](std::span<const Var> in) {
+    std::vector<Var> all(in.begin(), in.end());
+    for (size_t i = 0; i < all.size(); ++i)
+      if (!c.inputs[i].differentiable) all[i] = Var(c.inputs[i].value);
+    return c.run(all);
+  };
+  return gradcheck(run, inputs, options);
+}
+
 }  // namespace ebb::testing

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "autograd/gradcheck.h"
 #include "autograd/var.h"
 
 namespace ebb::testing {
@@ -48,6 +49,10 @@ struct OpRow {
   std::vector<OpCase> cases = {};
   std::vector<OpError> errors = {};
 };
+
+// The case's gradients against finite differences. Float inputs marked as passing no gradient are
+// held fixed, as integers are.
+GradcheckResult gradcheck_case(const OpCase& c, const GradcheckOptions& options);
 
 // All rows, with inputs drawn from `seed`.
 std::vector<OpRow> op_table(uint64_t seed);

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <regex>
 
-#include "autograd/gradcheck.h"
 #include "tensor/check.h"
 #include "tools/commands.h"
 
@@ -26,15 +25,12 @@ bool affordable_jacobian(const OpCase& c) {
 }
 
 GradcheckResult check_case(const OpCase& c, const GradcheckCommand& command) {
-  std::vector<Tensor> inputs;
-  for (const testing::OpInput& in : c.inputs) inputs.push_back(in.value);
   try {
-    return gradcheck(
-        c.run, inputs,
-        {.tolerance = command.tolerance > 0 ? command.tolerance : c.gradcheck_tolerance,
-         .directions = command.directions,
-         .full_jacobian = c.jacobian || (command.jacobian && affordable_jacobian(c)),
-         .seed = command.seed});
+    return testing::gradcheck_case(
+        c, {.tolerance = command.tolerance > 0 ? command.tolerance : c.gradcheck_tolerance,
+            .directions = command.directions,
+            .full_jacobian = c.jacobian || (command.jacobian && affordable_jacobian(c)),
+            .seed = command.seed});
   } catch (const Error& e) {
     GradcheckResult r;
     r.ok = false;
