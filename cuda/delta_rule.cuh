@@ -211,9 +211,8 @@ __device__ __forceinline__ void write_state(float* g, Accumulator<T, kScanColumn
 template <class T>
 __device__ __forceinline__ void write_scores(Accumulator<T, 64>& qk, const Gates& gates,
                                              float scale, T* s) {
-  qk.each([&](int r, int c, float v) {
-    s[r * row_length<T>(64) + c] =
-        from_float<T>(c <= r ? scale * gates.template decay<T>(r, c) * v : 0.f);
+  qk.put(s, row_length<T>(64), [&](int r, int c, float v) {
+    return c <= r ? scale * gates.template decay<T>(r, c) * v : 0.f;
   });
 }
 

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kTileThreads) local_kernel(Backward<T> p) {
     __syncthreads();
     acc.clear();  // 2
     multiply<Stored::columns, Stored::rows>(acc, s.q, ld, s.d_o, ld, (span.rows + 15) & ~15);
-    acc.each([&](int r, int c, float v) { s.k[r * ld + c] = from_float<T>(v); });
+    acc.put(s.k, ld, [](int, int, float v) { return v; });
     __syncthreads();
     store_tile(p.x + p.row_at(span.first, hv) * p.value_dim + v0, p.value_dim, s.k, ld, span.rows,
                cols);
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
 #pragma unroll
       for (int slab = 0; slab < SLABS; ++slab) {
         if (!Stage::kAllSlabs) load_keys(p.k, p, span, hv, slab, now.k[0]);
-        state[slab].each([&](int r, int c, float v) { s.state[r * ld_v + c] = from_float<T>(v); });
+        state[slab].put(s.state, ld_v, [](int, int, float v) { return v; });
         if (!Stage::kAllSlabs) wait_copies();
         __syncthreads();
         store_state(p.dstates + p.state_at(walk.first + i, hv), p, slab, v0, cols, s.state);
@@ -149,20 +149,20 @@ __global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
                                              ld_v, 64);
         __syncthreads();
       }
-      acc.each([&](int r, int c, float kd) {
-        T &x = now.x[r * ld_v + c], &d_o = now.d_o[r * ld_v + c];
-        x = from_float<T>(to_float(x) + now.gates.tail[r] * kd);
-        d_o = from_float<T>(p.scale * now.gates.gamma[r] * to_float(d_o));
+      acc.put(now.x, ld_v, [&](int r, int c, float kd) {
+        return to_float(now.x[r * ld_v + c]) + now.gates.tail[r] * kd;
+      });
+      acc.put(now.d_o, ld_v, [&](int r, int c, float) {
+        return p.scale * now.gates.gamma[r] * to_float(now.d_o[r * ld_v + c]);
       });
       __syncthreads();
 
       acc.clear();  // 3
       multiply<Stored::columns, Stored::rows>(acc, now.a, ld, now.x, ld_v, rows);
       __syncthreads();
-      acc.each([&](int r, int c, float v) {
-        s.x[r * ld_v + c] = from_float<T>(v);
-        now.x[r * ld_v + c] = from_float<T>(-now.gates.gamma[r] * now.gates.beta[r] * v);
-      });
+      acc.put(s.x, ld_v, [](int, int, float v) { return v; });
+      acc.put(now.x, ld_v,
+              [&](int r, int, float v) { return -now.gates.gamma[r] * now.gates.beta[r] * v; });
       if (!Stage::kAllSlabs) {
         load_keys(p.q, p, span, hv, 0, now.q[0]);
         load_keys(p.k, p, span, hv, 0, now.k[0]);
@@ -293,12 +293,15 @@ __device__ void score_gradients(const Backward<T>& p, Span span, int hv, Gradien
     const float decay = c <= r ? s.gates.template decay<T>(r, c) : 0.f;
     const float scores = c <= r ? p.scale * decay * dp.v[i] : 0.f;
     const float inner = c < r ? -decay * dm.v[i] : 0.f, beta = s.gates.beta[r];
-    s.dp[r * ld + c] = from_float<T>(scores);
-    s.dm[r * ld + c] = from_float<T>(beta * inner);
-    s.z[r * ld_z + c] = c < r ? scores * qk.v[i] + beta * inner * kk.v[i] : 0.f;
-    dm.v[i] = inner * kk.v[i];
+    dp.v[i] = scores;
+    dm.v[i] = beta * inner;
+    qk.v[i] = c < r ? scores * qk.v[i] + beta * inner * kk.v[i] : 0.f;
+    kk.v[i] *= inner;
   }
-  dm.row_sums(s.parts[0], [&](int, int, int i) { return dm.v[i]; });
+  dp.put(s.dp, ld, [](int, int, float v) { return v; });
+  dm.put(s.dm, ld, [](int, int, float v) { return v; });
+  qk.each([&](int r, int c, float v) { s.z[r * ld_z + c] = v; });
+  kk.row_sums(s.parts[0], [&](int, int, int i) { return kk.v[i]; });
   __syncthreads();
   if (threadIdx.x < kTileRows) {
     const int t = int(threadIdx.x);
@@ -382,8 +385,8 @@ __device__ float key_gradients(const Backward<T>& p, Span span, int64_t chunk, i
     multiply<Stored::columns, Stored::rows>(dk, s.dm, ld, s.k.k, ld, rows);
   }
   __syncthreads();
-  dq.each([&](int r, int c, float v) { s.k.q[r * ld + c] = from_float<T>(v); });
-  dk.each([&](int r, int c, float v) { s.k.k[r * ld + c] = from_float<T>(v); });
+  dq.put(s.k.q, ld, [](int, int, float v) { return v; });
+  dk.put(s.k.k, ld, [](int, int, float v) { return v; });
   __syncthreads();
   write_key_gradient(p, dq, p.dq, p.dq_terms, span, hv, slab, s.k.q);
   write_key_gradient(p, dk, p.dk, p.dk_terms, span, hv, slab, s.k.k);
@@ -396,7 +399,8 @@ __device__ float key_gradients(const Backward<T>& p, Span span, int64_t chunk, i
 // per slab of K, 4 over tiles of V: S dO, S X, D V'; 5 their products with q and k for dg; 6 dq,
 // dk. Last: 7 dg_t = crossing + Σ_{i>=t} reads + Σ_{j<t} kept + γ_n <S, D>; dβ.
 template <class T>
-__global__ void __launch_bounds__(kTileThreads) gradient_kernel(Backward<T> p) {
+__global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 2 : 1)
+    gradient_kernel(Backward<T> p) {
   auto& s = dynamic_shared<GradientShared<T>>();
   for (int64_t item = blockIdx.x; item < p.chunks * p.value_heads; item += gridDim.x) {
     const int hv = int(item % p.value_heads);

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kTileThreads) scan_kernel(Problem<T> p, float*
 #pragma unroll
       for (int slab = 0; slab < SLABS; ++slab) {
         if (!Stage::kAllSlabs) load_keys(p.k, p, span, hv, slab, now.k[0]);
-        state[slab].each([&](int r, int c, float v) { s.state[r * ld_v + c] = from_float<T>(v); });
+        state[slab].put(s.state, ld_v, [](int, int, float v) { return v; });
         if (!Stage::kAllSlabs) wait_copies();
         __syncthreads();
         store_state(p.states + p.state_at(walk.first + i, hv), p, slab, v0, cols, s.state);
@@ -170,19 +170,16 @@ __global__ void __launch_bounds__(kTileThreads) scan_kernel(Problem<T> p, float*
                                              ld_v, 64);
         __syncthreads();
       }
-      acc.each([&](int r, int c, float kv) {
-        T& v = now.v[r * ld_v + c];
-        v = from_float<T>(now.gates.beta[r] * (to_float(v) - now.gates.gamma[r] * kv));
+      acc.put(now.v, ld_v, [&](int r, int c, float kv) {
+        return now.gates.beta[r] * (to_float(now.v[r * ld_v + c]) - now.gates.gamma[r] * kv);
       });
       __syncthreads();
 
       acc.clear();  // 3
       multiply<Stored::rows, Stored::rows>(acc, now.a, ld, now.v, ld_v, rows);
       __syncthreads();
-      acc.each([&](int r, int c, float v) {
-        s.values[r * ld_v + c] = from_float<T>(v);
-        now.v[r * ld_v + c] = from_float<T>(now.gates.tail[r] * v);
-      });
+      acc.put(s.values, ld_v, [](int, int, float v) { return v; });
+      acc.put(now.v, ld_v, [&](int r, int, float v) { return now.gates.tail[r] * v; });
       if (!Stage::kAllSlabs) {
         load_keys(p.k, p, span, hv, 0, now.k[0]);
         wait_copies();
@@ -258,7 +255,7 @@ __global__ void __launch_bounds__(kTileThreads) read_kernel(Problem<T> p, T* o) 
     wait_copies();
     __syncthreads();
     multiply<Stored::rows, Stored::rows>(out, s.q, ld, s.s, ld, (span.rows + 15) & ~15);  // 3
-    out.each([&](int r, int c, float v) { s.k[r * ld + c] = from_float<T>(v); });
+    out.put(s.k, ld, [](int, int, float v) { return v; });
     __syncthreads();
     store_tile(o + p.value_at(span.first, hv) + v0, p.value_stride(), s.k, ld, span.rows, cols);
     __syncthreads();

@@ -44,6 +44,13 @@ __device__ __forceinline__ void mma_bf16(float* d, const unsigned (&a)[4], unsig
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Two values rounded to bf16, the first in the low half.
+__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 // 16 bytes from global to shared memory, both aligned to 16. They have arrived after a
 // wait_copies() of the thread that asked for them (and a barrier, for the others).
 __device__ __forceinline__ void copy_async(void* shared, const void* global) {

@@ -49,6 +49,12 @@ struct Accumulator<float, N> {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) f(row(i), col(i), v[i]);
   }
+  // s[row,col] = f(row, col, value); f may read what it replaces.
+  template <class F>
+  __device__ __forceinline__ void put(float* s, int ld, F&& f) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[row(i) * ld + col(i)] = f(row(i), col(i), v[i]);
+  }
   // s_parts [2][64]: sums over the columns in two parts; add both after a barrier.
   template <class F>
   __device__ __forceinline__ void row_sums(float* s_parts, F&& f) {
@@ -92,6 +98,15 @@ struct Accumulator<__nv_bfloat16, N> {
   __device__ __forceinline__ void each(F&& f) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) f(row(i), col(i), v[i]);
+  }
+  template <class F>
+  __device__ __forceinline__ void put(__nv_bfloat16* s, int ld, F&& f) const {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      const int r = row(i), c = col(i);
+      const float low = f(r, c, v[i]), high = f(r, c + 1, v[i + 1]);
+      *reinterpret_cast<unsigned*>(s + r * ld + c) = pack_bf16(low, high);
+    }
   }
   template <class F>
   __device__ __forceinline__ void row_sums(float* s_parts, F&& f) {
