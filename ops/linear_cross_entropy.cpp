@@ -170,12 +170,13 @@ CrossEntropy linear_cross_entropy(const Var& xv, const Var& wv, const Tensor& la
   return {result, token_loss, lse, in.kept};
 }
 
-Cost linear_cross_entropy_cost(bool gradients, int64_t rows, int64_t d, int64_t v, DType dtype) {
-  const Cost logits = gemm_cost(1, rows, v, d, dtype, dtype);
-  if (!gradients) return logits + cross_entropy_cost(Pass::forward, rows, v, dtype);
-  return logits + cross_entropy_cost(Pass::backward, rows, v, dtype) +
-         gemm_cost(1, rows, d, v, dtype, dtype) +
-         gemm_cost(1, v, d, rows, dtype, accumulate_type(dtype));
+Cost linear_cross_entropy_cost(Pass pass, int64_t rows, int64_t d, int64_t v, DType dtype) {
+  const double n = double(rows), x = n * double(d), w = double(v) * double(d);
+  const double item = double(item_size(dtype)), wide = double(item_size(accumulate_type(dtype)));
+  if (pass == Pass::backward) return {2 * x * item + 3 * w * wide, x + 2 * w};
+  // Per logit three products and, in the softmax: compare, subtract, exp, add, multiply.
+  return {2 * x * item + w * (item + wide) + n * (8 + 2 * wide),
+          n * double(v) * (6 * double(d) + 5)};
 }
 
 }  // namespace ebb

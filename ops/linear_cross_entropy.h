@@ -40,8 +40,9 @@ CrossEntropy linear_cross_entropy(const Var& x /*[...,d]*/, const Var& w /*[V,d]
 // one call are of even size.
 int64_t linear_cross_entropy_chunk(int64_t rows, int64_t v, DType dtype, Device device);
 
-// gradients: whether forward forms dx and dW, three products instead of one.
-Cost linear_cross_entropy_cost(bool gradients, int64_t rows, int64_t d, int64_t v, DType dtype);
+// Forward with gradients (three products; logits are scratch), backward (scaling dx and dW, the
+// latter into an accumulator).
+Cost linear_cross_entropy_cost(Pass pass, int64_t rows, int64_t d, int64_t v, DType dtype);
 
 // logits [N,V] become scale[n]·(softmax − onehot); lse and token_loss [N] are written.
 // scaled: out = scale·x in out's dtype, or out += scale·x; scale one f32 (f64) number on the

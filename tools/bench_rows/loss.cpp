@@ -22,8 +22,6 @@ BenchCase cross_entropy_case(DType t, int64_t rows, int64_t v) {
 
 // The forward pass forms the gradients, the backward pass scales them.
 BenchCase linear_cross_entropy_case(DType t, int64_t rows, int64_t d, int64_t v) {
-  const Cost scaling{.bytes = double(2 * rows * d * item_size(t) + 12 * v * d),
-                     .flops = double(rows * d + 2 * v * d)};
   return {.inputs = {{.shape = {rows, d}},
                      {.shape = {v, d}, .role = Role::weight, .std = 0.04},
                      ids(rows, v)},
@@ -31,11 +29,7 @@ BenchCase linear_cross_entropy_case(DType t, int64_t rows, int64_t d, int64_t v)
               [](Inputs in) {
                 return std::vector{linear_cross_entropy(in[0], in[1], in[2].value()).loss};
               },
-          .cost =
-              [=](Pass p) {
-                return p == Pass::forward ? linear_cross_entropy_cost(true, rows, d, v, t)
-                                          : scaling;
-              }};
+          .cost = [=](Pass p) { return linear_cross_entropy_cost(p, rows, d, v, t); }};
 }
 
 BenchCase embedding_case(DType t, int64_t tokens, int64_t v, int64_t d) {
