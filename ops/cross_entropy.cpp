@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/common.h"
+#include "ops/cpu_math.h"
 
 namespace ebb {
 
@@ -35,13 +36,16 @@ void cross_entropy_fwd(const Tensor& logits, const Tensor& labels, int64_t ignor
     const T* p_z = logits.data<T>();
     A *p_max = rows.max.data<A>(), *p_sum = rows.log_sum.data<A>();
     A *p_lse = rows.lse.data<A>(), *p_loss = rows.token_loss.data<A>();
-#pragma omp parallel for if (n * v > 4096)
+#pragma omp parallel for if (n * v > 16384)
     for (int64_t i = 0; i < n; ++i) {
       const T* z = p_z + i * v;
       A max = -std::numeric_limits<A>::infinity(), sum = 0;
-      for (int64_t j = 0; j < v; ++j) max = std::max(max, A(z[j]));
+      // In lanes: the order is the compiler's, not the number of threads'.
+#pragma omp simd reduction(max : max)
+      for (int64_t j = 0; j < v; ++j) max = max < A(z[j]) ? A(z[j]) : max;
       const A shift = std::isinf(max) && max < 0 ? A(0) : max;  // a row of −inf: no inf − inf
-      for (int64_t j = 0; j < v; ++j) sum += std::exp(A(z[j]) - shift);
+#pragma omp simd reduction(+ : sum)
+      for (int64_t j = 0; j < v; ++j) sum += vexp(A(z[j]) - shift);
       p_max[i] = shift;
       p_sum[i] = std::log(sum);
       p_lse[i] = p_max[i] + p_sum[i];
@@ -59,7 +63,7 @@ void cross_entropy_bwd(const Tensor& logits, const Tensor& labels, int64_t ignor
     const T* p_z = logits.data<T>();
     T* p_dz = dlogits.data<T>();
     const A *p_max = rows.max.data<A>(), *p_sum = rows.log_sum.data<A>();
-#pragma omp parallel for if (n * v > 4096)
+#pragma omp parallel for if (n * v > 16384)
     for (int64_t i = 0; i < n; ++i) {
       const T* z = p_z + i * v;
       T* dz = p_dz + i * v;
@@ -67,9 +71,10 @@ void cross_entropy_bwd(const Tensor& logits, const Tensor& labels, int64_t ignor
         std::fill(dz, dz + v, T(0));
         continue;
       }
-      const A g = row_scale<A>(scale, i);
-      const A at_label = std::exp((A(z[p_label[i]]) - p_max[i]) - p_sum[i]);
-      for (int64_t j = 0; j < v; ++j) dz[j] = T(g * std::exp((A(z[j]) - p_max[i]) - p_sum[i]));
+      const A g = row_scale<A>(scale, i), max = p_max[i], log_sum = p_sum[i];
+      const A at_label = vexp((A(z[p_label[i]]) - max) - log_sum);
+#pragma omp simd  // dz may be z, element by element
+      for (int64_t j = 0; j < v; ++j) dz[j] = T(g * vexp((A(z[j]) - max) - log_sum));
       dz[p_label[i]] = T(g * (at_label - 1));
     }
   });
