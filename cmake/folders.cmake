@@ -1,12 +1,17 @@
 # Sources of the folders above ops/, lowest first.
 set(EBB_NN_SOURCES
   nn/decay_init.cpp
+  nn/layers.cpp
   nn/mixer.cpp
   nn/module.cpp
 )
 set(EBB_MODEL_SOURCES
+  models/calibrate.cpp
+  models/checkpoint.cpp
   models/config.cpp
   models/config_reader.cpp
+  models/delta.cpp
+  models/language_model.cpp
   models/tokenizer.cpp
 )
 set(EBB_TRAIN_SOURCES
@@ -14,10 +19,12 @@ set(EBB_TRAIN_SOURCES
   train/loader.cpp
   train/log.cpp
   train/optimizer.cpp
+  train/resume.cpp
   train/shards.cpp
   train/text_reader.cpp
 )
 set(EBB_EVAL_SOURCES
   eval/niah.cpp
+  eval/runner.cpp
   eval/statistics.cpp
 )

@@ -9,7 +9,7 @@
 namespace ebb {
 
 std::vector<int64_t> greedy_choice(const Tensor& logits) {
-  return argmax(logits, -1).to_vector<int64_t>();
+  return argmax(logits, {-1}).to_vector<int64_t>();
 }
 
 Tensor chunked_prefill(const LanguageModel& model, const std::vector<std::vector<int64_t>>& prompts,

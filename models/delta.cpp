@@ -10,6 +10,7 @@
 #include "ops/l2_norm.h"
 #include "ops/matmul.h"
 #include "ops/movement.h"
+#include "ops/sigmoid_gate.h"
 #include "tensor/check.h"
 
 namespace ebb {
@@ -54,7 +55,7 @@ GatedDeltaNet::Projected GatedDeltaNet::project(const Var& x) const {
   const int64_t rest = all.shape().back() - qkv - values - 2 * v_heads_;
   std::vector<int64_t> sizes = {qkv, values, v_heads_, v_heads_};
   if (rest > 0) sizes.push_back(rest);
-  const std::vector<Var> parts = split(all, sizes, -1);
+  const std::vector<Var> parts = split(all, -1, sizes);
   return {parts[0], parts[1], parts[2], parts[3]};
 }
 
@@ -63,7 +64,7 @@ Var GatedDeltaNet::finish(const Var& o, const Var& gate, const Shape& lead) cons
   heads.push_back(v_heads_);
   heads.push_back(value_dim_);
   flat.push_back(v_heads_ * value_dim_);
-  const Var y = gated_rms_norm(o, reshape(gate, heads), o_norm_.var(), float(eps_));
+  const Var y = gated_rms_norm(o, reshape(gate, heads), o_norm_.var(), {.eps = float(eps_)});
   return linear(reshape(y, flat), output_.var());
 }
 
@@ -75,9 +76,9 @@ Var GatedDeltaNet::forward(const Var& x, const SeqLayout& layout, const MixerSta
   const CausalConv1d conv =
       causal_conv1d(p.qkv, conv_.var(), {}, initial ? Var(initial->tensors.at(1)) : Var(),
                     {.final_state = final != nullptr, .layout = layout});
-  const std::vector<Var> qkv = split(conv.y, {2 * keys, v_heads_ * value_dim_}, -1);
+  const std::vector<Var> qkv = split(conv.y, -1, {2 * keys, v_heads_ * value_dim_});
   const Var qk = l2_norm(reshape(qkv[0], {B, T, 2 * heads_, key_dim_}));
-  const std::vector<Var> halves = split(qk, {heads_, heads_}, 2);
+  const std::vector<Var> halves = split(qk, 2, {heads_, heads_});
   const Var v = reshape(qkv[1], {B, T, v_heads_, value_dim_});
   const Var g = decay_gate(p.a, A_log_.var(), dt_bias_.var());
   const Var beta = sigmoid_gate(p.b, beta_scale_);

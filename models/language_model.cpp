@@ -6,6 +6,7 @@
 #include "ops/elementwise.h"
 #include "ops/linear_cross_entropy.h"
 #include "ops/matmul.h"
+#include "ops/movement.h"
 #include "tensor/check.h"
 
 namespace ebb {
@@ -125,8 +126,8 @@ LanguageModel::LossResult LanguageModel::loss(const Tensor& tokens, const Tensor
         labels.shape(), tokens.shape());
   const Var h = hidden(tokens, layout);
   const int64_t n = tokens.numel();
-  const LinearCrossEntropy r = linear_cross_entropy(Var(h).value().defined() ? h : h, head_weight(),
-                                                    labels.reshape({n}), count);
+  const CrossEntropy r = linear_cross_entropy(reshape(h, {n, h.shape().back()}), head_weight(),
+                                              labels.reshape({n}), {.count = count});
   return {r.loss, r.token_loss.view(tokens.shape())};
 }
 
