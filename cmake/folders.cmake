@@ -21,7 +21,9 @@ set(EBB_TRAIN_SOURCES
   train/optimizer.cpp
   train/resume.cpp
   train/shards.cpp
+  train/step.cpp
   train/text_reader.cpp
+  train/trainer.cpp
 )
 set(EBB_EVAL_SOURCES
   eval/niah.cpp

@@ -99,6 +99,7 @@ set(EBB_TOOL_SOURCES
   tools/gradcheck.cpp
   tools/gradcheck_command.cpp
   tools/main.cpp
+  tools/train.cpp
   tools/result_file.cpp
   tools/verify.cpp
   tools/verify_adapters.cpp

@@ -1,5 +1,6 @@
 # Test sources by ctest label, relative to tests/.
 set(EBB_UNIT_TESTS
+  trainer_test.cpp
   models_test.cpp
   autograd_hooks_test.cpp
   autograd_memory_test.cpp

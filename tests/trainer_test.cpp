@@ -1,0 +1,232 @@
+// The training loop: learning, accumulation, resume, skipped steps, evaluation in between, kills.
+#include "train/trainer.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+
+#include "autograd/tape.h"
+#include "models/checkpoint.h"
+#include "tensor/check.h"
+#include "tensor/compare.h"
+#include "tensor/file.h"
+#include "tensor/random.h"
+#include "tensor/safetensors.h"
+
+namespace ebb {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+class TrainerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "/ebb_train_" +
+              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    // Short sentences over a small alphabet, so that a few steps learn something.
+    ShardWriter w(folder_ + "/text", Tokenizer::bytes().vocab_hash(), 257);
+    for (uint64_t i = 0; i < 300; ++i) {
+      std::vector<int64_t> ids;
+      for (char c :
+           fmt::format("the {} sat on the {}. ", i % 3 ? "cat" : "dog", i % 5 ? "mat" : "log"))
+        ids.push_back(c);
+      ids.push_back(256);
+      w.add(ids);
+    }
+    shards_ = w.finish();
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  TrainConfig config(const std::string& out) const {
+    TrainConfig c = parse_train_config(
+        {{"model",
+          {{"model_type", "gated_deltanet"},
+           {"vocab_size", 257},
+           {"hidden_size", 32},
+           {"num_hidden_layers", 2},
+           {"num_heads", 2},
+           {"head_dim", 8},
+           {"intermediate_size", 48}}},
+         {"init", {{"scheme", "dami"}, {"calibration_sequences", 2}, {"calibration_length", 64}}},
+         {"optim", {{"lr", 3e-3}}},
+         {"steps", 12},
+         {"sequences", 4},
+         {"length", 32},
+         {"dtype", "f32"},
+         {"log_every", 1},
+         {"checkpoint_every", 5}},
+        "test");
+    c.out = folder_ + "/" + out;
+    return c;
+  }
+
+  // The inputs of a run; `loader` must outlive them.
+  TrainerInputs inputs(const TrainConfig& c, Loader& loader) const {
+    TrainerInputs in{.config = c, .device = {}, .tokenizer = Tokenizer::bytes()};
+    in.batches = loader.source();
+    for (const std::string& s : shards_) in.stream.emplace_back(s);
+    in.quiet = true;
+    return in;
+  }
+  Loader loader(const TrainConfig& c) const {
+    return Loader({.shards = shards_, .batch = c.sequences, .length = c.length, .seed = c.seed},
+                  Tokenizer::bytes().vocab_hash());
+  }
+  TrainSummary run(const TrainConfig& c, bool resume = false, int64_t stop_after = -1) const {
+    Loader l = loader(c);
+    TrainerInputs in = inputs(c, l);
+    in.resume = resume;
+    int64_t done = 0;
+    if (stop_after >= 0) in.stop = [&done, stop_after] { return ++done >= stop_after; };
+    return train(std::move(in));
+  }
+  static std::vector<double> losses(const std::string& out) {
+    std::ifstream in(out + "/metrics.jsonl");
+    std::vector<double> v;
+    for (std::string line; std::getline(in, line);) v.push_back(json::parse(line)["loss"]);
+    return v;
+  }
+  static std::string error_of(const std::function<void()>& f) {
+    try {
+      f();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "no error";
+  }
+
+  std::string folder_;
+  std::vector<std::string> shards_;
+};
+
+TEST_F(TrainerTest, LearnsAndWritesTheRunFolder) {
+  TrainConfig c = config("learn");
+  c.steps = 40;
+  run(c);
+  const std::vector<double> l = losses(c.out);
+  EXPECT_EQ(l.size(), 40u);
+  EXPECT_NEAR(l.front(), std::log(257.0), 0.3);
+  EXPECT_LT(l.back(), 0.7 * l.front());
+  for (const char* f : {"recipe.json", "metrics.csv", "gates_initial.json", "gates_final.json",
+                        "final/model.safetensors", "final/config.json", "final/tokenizer.json"})
+    EXPECT_TRUE(fs::exists(c.out + "/" + f)) << f;
+  EXPECT_EQ(list_checkpoints(c.out).size(), 3u);  // keep_last
+  EXPECT_EQ(json::parse(read_file(c.out + "/gates_initial.json")).size(), 4u);
+}
+
+// Known fault B50: weights, moments, cursor and schedule come back exactly.
+TEST_F(TrainerTest, ResumeIsBitIdenticalToTheUninterruptedRun) {
+  const TrainConfig whole = config("whole");
+  run(whole);
+  for (const int64_t stop : {1, 5, 8}) {
+    const TrainConfig parts = config(fmt::format("parts{}", stop));
+    EXPECT_TRUE(run(parts, false, stop).stopped);
+    EXPECT_FALSE(run(parts, true).stopped);
+    EXPECT_EQ(losses(parts.out), losses(whole.out)) << stop;
+    const SafeTensors a(whole.out + "/final/model.safetensors"),
+        b(parts.out + "/final/model.safetensors");
+    for (const std::string& n : a.names()) EXPECT_TRUE(bitwise_equal(a.get(n), b.get(n))) << n;
+  }
+}
+
+TEST_F(TrainerTest, DamagedCheckpointsFallBackToOlderOnes) {
+  const TrainConfig c = config("damaged");
+  run(c);
+  const std::string newest = list_checkpoints(c.out).at(0);
+  std::string bytes = read_file(newest + "/optimizer.safetensors");
+  bytes[bytes.size() / 2] ^= 1;
+  write_file_atomically(newest + "/optimizer.safetensors", bytes);
+  std::string note;
+  EXPECT_EQ(newest_checkpoint(c.out, &note), list_checkpoints(c.out).at(1));
+  EXPECT_NE(note.find("optimizer.safetensors"), std::string::npos) << note;
+  const std::vector<double> before = losses(c.out);
+  run(c, true);  // goes back and does the last steps again
+  EXPECT_EQ(losses(c.out), before);
+}
+
+// Known fault B54: normalised over all labelled tokens of the step.
+TEST_F(TrainerTest, AccumulationEqualsTheBigBatch) {
+  const TrainConfig c = config("accumulate");
+  Loader l = loader(c);
+  Batch big = l.next();
+  for (int64_t i = 0; i < 31; ++i) big.labels.data<int64_t>()[i] = -100;  // uneven micro-batches
+  std::vector<Batch> small;
+  for (int64_t r = 0; r < 4; ++r)
+    small.push_back({big.tokens.slice(0, r, r + 1), big.labels.slice(0, r, r + 1), {}});
+  std::vector<StateDict> after;
+  std::vector<StepResult> results;
+  for (const std::vector<Batch>& batches : {std::vector<Batch>{big}, small}) {
+    const auto model = starting_model(c, {}, inputs(c, l).stream, nullptr);
+    AdamW optimizer(decay_groups(model->named_parameters(), 0.1), {.clip = 1});
+    results.push_back(train_step(*model, optimizer, batches, 1e-3));
+    StateDict s;
+    for (const NamedParameter& p : model->named_parameters())
+      s.emplace_back(p.name, p.grad().clone());
+    after.push_back(std::move(s));
+  }
+  EXPECT_EQ(results[0].tokens, 4 * 32 - 31);
+  EXPECT_NEAR(results[0].loss, results[1].loss, 1e-5);
+  for (size_t i = 0; i < after[0].size(); ++i)
+    EXPECT_LE(relative_error(after[1][i].second, after[0][i].second), 2e-4) << after[0][i].first;
+}
+
+// Known fault B52: evaluation between steps leaves training untouched.
+TEST_F(TrainerTest, EvaluationDoesNotDisturbTraining) {
+  TrainConfig c = config("plain");
+  run(c);
+  TrainConfig e = config("evaluated");
+  e.validate_every = 1;
+  Loader l = loader(e), v = loader(e);
+  TrainerInputs in = inputs(e, l);
+  in.validate = [&](const LanguageModel& m) {
+    const std::vector<Batch> b = {v.next()};
+    return json{{"validation_loss", mean_loss(m, b)}};
+  };
+  train(std::move(in));
+  EXPECT_EQ(losses(e.out), losses(c.out));
+}
+
+TEST_F(TrainerTest, NonFiniteGradientSkipsTheStep) {
+  const TrainConfig c = config("skip");
+  Loader l = loader(c);
+  const auto model = starting_model(c, {}, inputs(c, l).stream, nullptr);
+  AdamW optimizer(decay_groups(model->named_parameters(), 0.1), {.clip = 1});
+  const std::vector<Batch> b = {l.next()};
+  EXPECT_FALSE(train_step(*model, optimizer, b, 1e-3).skipped);
+  const NamedParameter p = model->named_parameters()[3];
+  const double kept = p.value().reshape({-1}).select(0, 0).item();
+  p.value().reshape({-1}).select(0, 0).fill_(std::numeric_limits<double>::quiet_NaN());
+  StateDict before;
+  for (const auto& [n, t] : model->state_dict()) before.emplace_back(n, t.clone());
+  EXPECT_TRUE(train_step(*model, optimizer, b, 1e-3).skipped);
+  const StateDict after = model->state_dict();
+  for (size_t i = 0; i < after.size(); ++i)
+    EXPECT_TRUE(bitwise_equal(after[i].second, before[i].second)) << after[i].first;
+  p.value().reshape({-1}).select(0, 0).fill_(kept);
+  EXPECT_FALSE(train_step(*model, optimizer, b, 1e-3).skipped);
+}
+
+TEST_F(TrainerTest, MisuseIsRefusedWithTheReason) {
+  TrainConfig c = config("misuse");
+  c.steps = 2;
+  run(c);
+  EXPECT_NE(error_of([&] { run(c); }).find("--resume"), std::string::npos);
+  TrainConfig other = c;
+  other.optim.lr = 1e-4;
+  EXPECT_NE(error_of([&] { run(other, true); }).find("different: optim"), std::string::npos);
+  TrainConfig bf16 = config("bf16");
+  bf16.dtype = DType::bf16;
+  EXPECT_NE(error_of([&] { run(bf16); }).find("bf16 needs a GPU"), std::string::npos);
+  TrainConfig few = config("few");
+  few.init.calibration_length = 1 << 20;
+  EXPECT_NE(error_of([&] { run(few); }).find("calibration"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ebb

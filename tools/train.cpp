@@ -1,0 +1,100 @@
+// ebb train: a recipe to a run folder.
+#include <cmath>
+#include <csignal>
+
+#include "models/checkpoint.h"
+#include "tensor/check.h"
+#include "tensor/file.h"
+#include "tools/commands.h"
+#include "train/trainer.h"
+
+namespace ebb::tools {
+namespace {
+
+volatile std::sig_atomic_t stop_requested = 0;
+void request_stop(int) { stop_requested = 1; }
+
+struct Options {
+  std::string recipe, device = "auto";
+  std::vector<std::string> set;
+  bool resume = false, quiet = false;
+};
+
+std::vector<Shard> open_shards(const std::vector<std::string>& paths) {
+  std::vector<Shard> out;
+  for (const std::string& p : paths) out.emplace_back(p);
+  return out;
+}
+
+void run(const Options& o) {
+  nlohmann::json recipe = nlohmann::json::parse(read_file(o.recipe), nullptr, false, true);
+  check(!recipe.is_discarded(), "train: {} is not valid JSON", o.recipe);
+  for (const std::string& s : o.set) set_path(&recipe, s);
+  const TrainConfig c = parse_train_config(recipe, o.recipe);
+  check(!c.data.train.empty(), "{}: /data/train names no shards", o.recipe);
+
+  const bool gpu = cuda_device_count() > 0;
+  const Device device =
+      o.device == "auto" ? (gpu ? Device::cuda() : Device::cpu()) : Device::parse(o.device);
+  check(!device.is_cuda() || gpu, "train: no GPU: {}", cuda_unavailable_reason());
+  const Tokenizer tokenizer = Tokenizer::load(c.data.tokenizer);
+  const auto loader_options = [&](const std::vector<std::string>& shards) {
+    return LoaderOptions{.shards = expand_shards(shards),
+                         .batch = c.sequences,
+                         .length = c.length,
+                         .seed = c.seed,
+                         .shuffle = c.data.shuffle,
+                         .reset_at_documents = c.data.reset_at_documents};
+  };
+  Loader loader(loader_options(c.data.train), tokenizer.vocab_hash());
+  if (c.model_folder.empty())
+    check(c.model.vocab_size >= tokenizer.vocab_size(),
+          "{}: /model/vocab_size {} is less than the tokenizer's {}", o.recipe, c.model.vocab_size,
+          tokenizer.vocab_size());
+
+  TrainerInputs in{.config = c, .device = device, .tokenizer = tokenizer};
+  in.batches = loader.source();
+  in.stream = open_shards(expand_shards(c.data.train));
+  in.resume = o.resume;
+  in.quiet = o.quiet;
+  in.stop = [] { return stop_requested != 0; };
+  if (!c.data.validation.empty())
+    in.validate = [&, lo = loader_options(c.data.validation)](const LanguageModel& model) {
+      LoaderOptions fixed = lo;
+      fixed.shuffle = false;
+      Loader v(fixed, tokenizer.vocab_hash());
+      std::vector<Batch> batches;
+      const int64_t n =
+          std::min(c.validation_batches, std::max<int64_t>(1, v.windows() / c.sequences));
+      for (int64_t i = 0; i < n; ++i) batches.push_back(v.next());
+      const double loss = mean_loss(model, batches);
+      return nlohmann::json{{"validation_loss", loss}, {"perplexity", std::exp(loss)}};
+    };
+  std::signal(SIGINT, request_stop);
+  std::signal(SIGTERM, request_stop);
+  const TrainSummary s = train(std::move(in));
+  fmt::print(
+      "{} steps, {} labelled tokens, last loss {:.4f}, {} skipped, {:.1f} s, {:.0f} MB peak "
+      "on {}; run folder {}\n",
+      s.steps, s.tokens, s.loss, s.skipped, s.seconds, double(s.peak_bytes) / 1e6, device.str(),
+      c.out);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto* c = add_command(app, "train", "Train a model from a recipe",
+                        "ebb train recipes/gdn-small.json\n"
+                        "ebb train recipes/gdn-small.json --set optim.lr=1e-3 --set out=runs/b\n"
+                        "ebb train recipes/gdn-small.json --resume");
+  auto o = std::make_shared<Options>();
+  c->add_option("recipe", o->recipe, "JSON recipe (docs/guide.md lists every field)")->required();
+  c->add_option("--set", o->set, "Override a field: path=value, e.g. optim.lr=3e-4")
+      ->allow_extra_args(false);
+  c->add_option("--device", o->device, "cpu, cuda, cuda:N, or auto")->capture_default_str();
+  c->add_flag("--resume", o->resume, "Go on from the newest checkpoint of the run folder");
+  c->add_flag("--quiet", o->quiet, "No progress line");
+  c->callback([o] { run(*o); });
+}
+
+}  // namespace ebb::tools

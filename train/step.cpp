@@ -1,0 +1,70 @@
+#include "train/step.h"
+
+#include <algorithm>
+
+#include "autograd/tape.h"
+#include "ops/elementwise.h"
+#include "tensor/check.h"
+#include "tensor/device_flags.h"
+
+namespace ebb {
+namespace {
+
+SeqLayout layout_on(const SeqLayout& layout, Device device) {
+  return layout.is_packed() ? SeqLayout::packed(layout.host(), device) : SeqLayout();
+}
+
+// The loss of one batch as its share of `count` labelled tokens.
+Var batch_loss(const LanguageModel& model, const Batch& b, const Tensor& count) {
+  const Device device = model.device();
+  return model.loss(b.tokens.to(device), b.labels.to(device), layout_on(b.layout, device), count)
+      .loss;
+}
+
+Tensor count_tensor(int64_t n, Device device) {
+  return Tensor::full({}, double(n), DType::i64, device);
+}
+
+}  // namespace
+
+int64_t labelled_tokens(const Batch& batch) {
+  const std::vector<int64_t> labels = batch.labels.to_vector<int64_t>();
+  return int64_t(labels.size()) - std::count(labels.begin(), labels.end(), -100);
+}
+
+StepResult train_step(const LanguageModel& model, AdamW& optimizer, std::span<const Batch> batches,
+                      double lr) {
+  StepResult result;
+  for (const Batch& b : batches) result.tokens += labelled_tokens(b);
+  const Tensor count = count_tensor(result.tokens, model.device());
+  optimizer.zero_grad();
+  optimizer.set_lr(lr);
+  Tensor total;  // on the device until the end of the step
+  for (const Batch& b : batches) {
+    const Var loss = batch_loss(model, b, count);
+    backward(loss);
+    const NoGrad off;
+    total = total.defined() ? add(total, loss.detach()).value() : loss.value();
+  }
+  optimizer.step();
+  check_device_flags(model.device());
+  const AdamWScalars after = optimizer.read();
+  result.loss = total.item();
+  result.grad_norm = after.grad_norm;
+  result.skipped = after.skip != 0;
+  return result;
+}
+
+double mean_loss(const LanguageModel& model, std::span<const Batch> batches) {
+  const NoGrad off;
+  int64_t tokens = 0;
+  for (const Batch& b : batches) tokens += labelled_tokens(b);
+  check(tokens > 0, "validation: no labelled tokens");
+  const Tensor count = count_tensor(tokens, model.device());
+  double loss = 0;
+  for (const Batch& b : batches) loss += batch_loss(model, b, count).value().item();
+  check_device_flags(model.device());
+  return loss;
+}
+
+}  // namespace ebb
