@@ -1,0 +1,128 @@
+// ebb train killed at random moments always resumes, bit-identical to the run left alone.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "models/tokenizer.h"
+#include "tensor/check.h"
+#include "tensor/compare.h"
+#include "tensor/file.h"
+#include "tensor/random.h"
+#include "tensor/safetensors.h"
+#include "train/shards.h"
+
+namespace ebb {
+namespace {
+
+namespace fs = std::filesystem;
+
+class KillTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ = ::testing::TempDir() + "/ebb_kill_" +
+              ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+    ShardWriter w(folder_ + "/text", Tokenizer::bytes().vocab_hash(), 257);
+    for (uint64_t i = 0; i < 400; ++i) {
+      std::vector<int64_t> ids;
+      for (uint64_t j = 0; j < 40; ++j) ids.push_back(97 + random_word({1, i}, j) % 8);
+      ids.push_back(256);
+      w.add(ids);
+    }
+    w.finish();
+    const nlohmann::json recipe = {
+        {"model",
+         {{"model_type", "gated_deltanet"},
+          {"vocab_size", 257},
+          {"hidden_size", 32},
+          {"num_hidden_layers", 2},
+          {"num_heads", 2},
+          {"head_dim", 8},
+          {"intermediate_size", 48}}},
+        {"init", {{"calibration_sequences", 1}, {"calibration_length", 64}}},
+        {"data", {{"train", {folder_ + "/text"}}}},
+        {"steps", 30},
+        {"sequences", 2},
+        {"length", 32},
+        {"dtype", "f32"},
+        {"log_every", 1},
+        {"checkpoint_every", 1}};
+    write_file_atomically(folder_ + "/recipe.json", recipe.dump());
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  pid_t start(const std::string& out) const {
+    const pid_t pid = fork();
+    if (pid == 0) {
+      freopen("/dev/null", "w", stdout);
+      freopen("/dev/null", "w", stderr);
+      const std::string recipe = folder_ + "/recipe.json", set = "out=" + folder_ + "/" + out;
+      execl(EBB_BINARY, "ebb", "train", recipe.c_str(), "--resume", "--device", "cpu", "--quiet",
+            "--set", set.c_str(), nullptr);
+      _exit(127);
+    }
+    return pid;
+  }
+  static int finish(pid_t pid) {
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return status;
+  }
+  // What a run logged, times left out.
+  std::string log(const std::string& out) const {
+    std::ifstream in(folder_ + "/" + out + "/metrics.jsonl");
+    std::string all;
+    for (std::string line; std::getline(in, line);) {
+      nlohmann::json j = nlohmann::json::parse(line);
+      j.erase("tokens_per_second");
+      all += j.dump() + "\n";
+    }
+    return all;
+  }
+
+  std::string folder_;
+};
+
+TEST_F(KillTest, TwentyKillsChangeNothing) {
+  const auto begin = std::chrono::steady_clock::now();
+  ASSERT_EQ(finish(start("whole")), 0);
+  const double whole =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  int killed = 0;
+  for (uint64_t i = 0; i < 20; ++i) {
+    const pid_t pid = start("killed");
+    const double share = uniform_open(random_word({9, 9}, i));
+    std::this_thread::sleep_for(std::chrono::duration<double>(0.4 * whole * share));
+    kill(pid, SIGKILL);
+    killed += WIFSIGNALED(finish(pid));
+  }
+  EXPECT_GT(killed, 3);  // the later ones may find the run complete
+  ASSERT_EQ(finish(start("killed")), 0);
+  EXPECT_EQ(log("killed"), log("whole"));
+  const SafeTensors a(folder_ + "/whole/final/model.safetensors"),
+      b(folder_ + "/killed/final/model.safetensors");
+  for (const std::string& n : a.names()) EXPECT_TRUE(bitwise_equal(a.get(n), b.get(n))) << n;
+  for (const auto& e : fs::directory_iterator(folder_ + "/killed"))
+    EXPECT_FALSE(e.path().filename().string().starts_with(".")) << e.path();
+}
+
+TEST_F(KillTest, TerminateWritesACheckpointAndExitsZero) {
+  const pid_t pid = start("stopped");
+  while (!fs::exists(folder_ + "/stopped/metrics.jsonl")) usleep(1000);
+  kill(pid, SIGTERM);
+  EXPECT_EQ(finish(pid), 0);
+  ASSERT_EQ(finish(start("stopped")), 0);
+  ASSERT_EQ(finish(start("whole")), 0);
+  EXPECT_EQ(log("stopped"), log("whole"));
+}
+
+}  // namespace
+}  // namespace ebb
