@@ -29,6 +29,7 @@ struct Tokenizer::Impl {
 namespace {
 
 constexpr int64_t kByteEos = 256;
+constexpr char kBytesName[] = "ebb bytes 257";
 
 }  // namespace
 
@@ -37,7 +38,7 @@ Tokenizer Tokenizer::bytes() {
   impl->kind = "bytes";
   impl->vocab = 257;
   impl->eos = kByteEos;
-  impl->hash = hash64("ebb bytes 257", 13);
+  impl->hash = hash64(kBytesName, sizeof kBytesName - 1);
   Tokenizer t;
   t.impl_ = std::move(impl);
   return t;
@@ -101,6 +102,23 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
 #endif
 }
 
+std::vector<Tokenizer::Span> Tokenizer::encode_spans(std::string_view text) const {
+  std::vector<Span> out;
+  if (impl_->kind == "bytes") {
+    for (size_t i = 0; i < text.size(); ++i)
+      out.push_back({int64_t(uint8_t(text[i])), int64_t(i), int64_t(i) + 1});
+    return out;
+  }
+  const size_t bad = first_invalid_utf8(text);
+  check(bad == std::string_view::npos, "tokenizer: byte {} of the text is not valid UTF-8", bad);
+#ifdef EBB_WITH_SENTENCEPIECE
+  const auto encoded = impl_->pieces.EncodeAsImmutableProto(text);  // owns the pieces
+  for (const auto& piece : encoded.pieces())
+    out.push_back({int64_t(piece.id()), int64_t(piece.begin()), int64_t(piece.end())});
+#endif
+  return out;
+}
+
 std::string Tokenizer::decode(std::span<const int64_t> ids) const {
   for (int64_t id : ids)
     check(id >= 0 && id < impl_->vocab, "tokenizer: id {} outside [0, {})", id, impl_->vocab);
@@ -149,6 +167,9 @@ std::optional<int64_t> Tokenizer::bos() const { return impl_->bos; }
 std::optional<int64_t> Tokenizer::eos() const { return impl_->eos; }
 uint64_t Tokenizer::vocab_hash() const { return impl_->hash; }
 std::string Tokenizer::kind() const { return impl_->kind; }
+std::string Tokenizer::sha256() const {
+  return ebb::sha256(impl_->kind == "bytes" ? kBytesName : impl_->model);
+}
 
 int64_t Tokenizer::separator() const {
   check(impl_->eos.has_value(), "tokenizer: the vocabulary has no end-of-text token");

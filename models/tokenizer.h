@@ -24,6 +24,13 @@ class Tokenizer {
 
   // text must be valid UTF-8 (for SentencePiece); throws naming the byte offset otherwise.
   std::vector<int64_t> encode(std::string_view text) const;
+  // The same ids and the bytes of the text each was made from. Of several tokens for one character
+  // (byte fallback), the last has its bytes and the others none.
+  struct Span {
+    int64_t id = 0;
+    int64_t begin = 0, end = 0;  // bytes [begin, end)
+  };
+  std::vector<Span> encode_spans(std::string_view text) const;
   std::string decode(std::span<const int64_t> ids) const;
   // The bytes one token stands for inside a text (streaming decoders concatenate them; a leading
   // space is kept). Ids outside the vocabulary throw.
@@ -36,6 +43,7 @@ class Tokenizer {
   int64_t separator() const;
   uint64_t vocab_hash() const;  // of everything that decides ids; equal hashes, equal encodings
   std::string kind() const;     // "bytes" or "sentencepiece"
+  std::string sha256() const;   // of the model file; of the words "ebb bytes 257" for bytes
   // Writes the files that load() needs into a model folder.
   void save(const std::string& folder) const;
 

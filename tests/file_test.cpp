@@ -10,6 +10,7 @@
 #include <csignal>
 #include <filesystem>
 
+#include "tensor/hash.h"
 #include "tests/temporary_folder.h"
 
 namespace ebb::testing {
@@ -204,6 +205,19 @@ TEST(File, ReadingWhatIsNotThere) {
   EXPECT_EQ(message([&] { read_file(folder.path()); }),
             "cannot read " + folder.path() + ": Is a directory");
   EXPECT_THROW(sync_folder(path), Error);
+}
+
+// FIPS 180-4 examples, and every length around the padding's edges against a known hash of hashes.
+TEST(Hash, Sha256) {
+  EXPECT_EQ(sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+  EXPECT_EQ(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+  EXPECT_EQ(sha256("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"),
+            "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+  EXPECT_EQ(sha256(std::string(1'000'000, 'a')),
+            "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+  std::string all;
+  for (size_t n = 0; n < 200; ++n) all += sha256(std::string(n, char(n)));
+  EXPECT_EQ(sha256(all), "c86ce814ed1233ab1d4b273da1b6b13765cd39e72e81ce941452479e70ff1b10");
 }
 
 }  // namespace

@@ -23,6 +23,19 @@ TEST(Tokenizer, BytesRoundTripEverything) {
   EXPECT_THROW(t.decode(std::vector<int64_t>{-1}), Error);
 }
 
+TEST(Tokenizer, SpansAreWhereTheIdsComeFrom) {
+  const Tokenizer t = Tokenizer::bytes();
+  const std::string text = "A\xC3\xA9 b";
+  const auto spans = t.encode_spans(text);
+  const auto ids = t.encode(text);
+  ASSERT_EQ(spans.size(), ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(spans[i].id, ids[i]);
+    EXPECT_EQ(spans[i].begin, int64_t(i));
+    EXPECT_EQ(spans[i].end, int64_t(i) + 1);
+  }
+}
+
 TEST(Tokenizer, FolderRoundTrip) {
   const std::string folder = ::testing::TempDir() + "/ebb_tokenizer";
   std::filesystem::create_directories(folder);
