@@ -26,7 +26,15 @@ set(EBB_TRAIN_SOURCES
   train/trainer.cpp
 )
 set(EBB_EVAL_SOURCES
+  eval/embedded.cpp
+  eval/haystack.cpp
   eval/niah.cpp
+  eval/niah_generator.cpp
   eval/runner.cpp
   eval/statistics.cpp
+)
+# What eval/embedded.cpp puts into the binary.
+list(APPEND EBB_EMBEDDED_FILES
+  ${PROJECT_SOURCE_DIR}/eval/data/words_adjectives.txt
+  ${PROJECT_SOURCE_DIR}/eval/data/words_nouns.txt
 )

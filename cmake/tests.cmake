@@ -10,6 +10,7 @@ set(EBB_UNIT_TESTS
   copy_test.cpp
   data_test.cpp
   decay_init_test.cpp
+  eval_golden_test.cpp
   eval_test.cpp
   event_test.cpp
   file_test.cpp

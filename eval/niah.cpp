@@ -2,14 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
-#include <fstream>
-#include <set>
 
-#include "nn/module.h"
 #include "tensor/check.h"
-#include "tensor/file.h"
-#include "tensor/random.h"
 
 namespace ebb {
 
@@ -19,43 +13,6 @@ namespace {
 
 constexpr char kNoise[] =
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
-
-// Independent uniform draws of one sample.
-class Draws {
- public:
-  explicit Draws(uint64_t seed, uint64_t stream) : key_{seed, stream} {}
-  // Uniform in [0, n), without bias (Lemire's rejection).
-  uint64_t below(uint64_t n) {
-    for (;;) {
-      const unsigned __int128 m = static_cast<unsigned __int128>(word64()) * n;
-      if (uint64_t(m) >= -n % n) return uint64_t(m >> 64);
-    }
-  }
-  uint64_t word64() {
-    const Philox4 r = philox(key_, next_++);
-    return uint64_t(r.v[0]) << 32 | r.v[1];
-  }
-  // k different numbers of [0, n), in the order drawn.
-  std::vector<int64_t> distinct(int64_t k, int64_t n) {
-    std::vector<int64_t> out;
-    while (int64_t(out.size()) < k) {
-      const int64_t v = int64_t(below(uint64_t(n)));
-      if (std::find(out.begin(), out.end(), v) == out.end()) out.push_back(v);
-    }
-    return out;
-  }
-
- private:
-  RandomKey key_;
-  uint64_t next_ = 0;
-};
-
-// 40 even steps from 0 to 100, rounded half to even.
-std::vector<int64_t> depth_steps() {
-  std::vector<int64_t> out;
-  for (int i = 0; i < 40; ++i) out.push_back(int64_t(std::nearbyint(double(i) * 100 / 39)));
-  return out;
-}
 
 const char* type_name(NeedleValue v) { return v == NeedleValue::number ? "number" : "uuid"; }
 
@@ -105,10 +62,6 @@ std::string essay_context(const NiahTask& t, const Essay& essay, int64_t H, cons
   return join(parts, " ");
 }
 
-bool is_blank(char c) {
-  return c == ' ' || c == '\n' || c == '\t' || c == '\r' || c == '\f' || c == '\v';
-}
-
 }  // namespace
 
 const std::vector<NiahTask>& niah_tasks() {
@@ -130,115 +83,16 @@ const NiahTask& niah_task(const std::string& name) {
   fail("niah: no task '{}'; there are {}", name, names);
 }
 
-Essay::Essay(std::string text) {
-  bool gap = false;
-  for (char c : text) {
-    if (is_blank(c)) {
-      gap = !text_.empty();
-      continue;
-    }
-    if (gap) text_ += ' ';
-    gap = false;
-    text_ += c;
-  }
-  check(!text_.empty(), "niah: the haystack text is empty");
-  for (size_t i = 0; i <= text_.size(); ++i)
-    if (i == text_.size() || text_[i] == ' ') word_ends_.push_back(int64_t(i));
-  split_sentences();
-}
-
-Essay Essay::load(const std::string& text_file, const std::string& spans_file) {
-  const std::string text = read_file(text_file);
-  check(first_invalid_utf8(text) == std::string::npos, "niah: {} is not valid UTF-8", text_file);
-  Essay essay(text);
-  if (spans_file.empty()) return essay;
-  std::ifstream spans(spans_file);
-  check(bool(spans), "niah: cannot open sentence spans {}", spans_file);
-  essay.sentences_.clear();
-  int64_t start = 0, end = 0, last = 0, line = 0;
-  while (spans >> start >> end) {
-    ++line;
-    check(start >= last && end > start && end <= int64_t(essay.text_.size()),
-          "niah: {}:{}: span [{}, {}) does not fit the text", spans_file, line, start, end);
-    essay.sentences_.emplace_back(start, end);
-    last = end;
-  }
-  check(!essay.sentences_.empty() && spans.eof(), "niah: {}:{}: want two numbers a line",
-        spans_file, line + 1);
-  return essay;
-}
-
-// A sentence ends after a word that ends in . ! or ? (and closing quotes or brackets) when the next
-// word begins (after opening ones) with a capital or a digit, unless the word is a known
-// abbreviation or one letter before a full stop.
-void Essay::split_sentences() {
-  static const std::set<std::string> kAbbreviations = {
-      "mr.", "mrs.", "ms.",  "dr.", "prof.", "st.",  "vs.",  "etc.", "e.g.", "i.e.", "jr.",
-      "sr.", "inc.", "ltd.", "co.", "no.",   "fig.", "vol.", "cf.",  "u.s.", "a.m.", "p.m."};
-  const auto closing = [](char c) { return c == '"' || c == '\'' || c == ')' || c == ']'; };
-  const auto opening = [](char c) { return c == '"' || c == '\'' || c == '(' || c == '['; };
-  int64_t start = 0;
-  for (size_t w = 0; w < word_ends_.size(); ++w) {
-    const int64_t begin = w ? word_ends_[w - 1] + 1 : 0, end = word_ends_[w];
-    bool ends = w + 1 == word_ends_.size();
-    if (!ends) {
-      int64_t e = end;
-      while (e > begin && closing(text_[size_t(e - 1)])) --e;
-      const char mark = e > begin ? text_[size_t(e - 1)] : ' ';
-      int64_t next = end + 1;
-      while (next < word_ends_[w + 1] && opening(text_[size_t(next)])) ++next;
-      const unsigned char first = static_cast<unsigned char>(text_[size_t(next)]);
-      std::string word = text_.substr(size_t(begin), size_t(e - begin));
-      std::transform(word.begin(), word.end(), word.begin(),
-                     [](unsigned char c) { return char(std::tolower(c)); });
-      ends =
-          (mark == '.' || mark == '!' || mark == '?') &&
-          (std::isupper(first) || std::isdigit(first)) && !kAbbreviations.count(word) &&
-          !(mark == '.' && word.size() == 2 && std::isalpha(static_cast<unsigned char>(word[0])));
-    }
-    if (ends) {
-      sentences_.emplace_back(start, end);
-      start = end + 1;
-    }
-  }
-}
-
-std::vector<std::string> Essay::sentences(int64_t words) const {
-  std::vector<std::string> out;
-  while (words > 0) {
-    const int64_t take = std::min<int64_t>(words, this->words());
-    const int64_t stop = word_ends_[size_t(take - 1)];
-    for (const auto& [start, end] : sentences_) {
-      if (start >= stop) break;
-      out.push_back(text_.substr(size_t(start), size_t(std::min(end, stop) - start)));
-    }
-    words -= take;
-  }
-  return out;
-}
-
-Words load_words(const std::string& adjectives_file, const std::string& nouns_file) {
-  const auto read = [](const std::string& file) {
-    std::ifstream in(file);
-    check(bool(in), "niah: cannot open word list {}", file);
-    std::vector<std::string> out;
-    std::set<std::string> seen;
-    for (std::string line; std::getline(in, line);) {
-      if (!line.empty() && line.back() == '\r') line.pop_back();
-      if (!line.empty() && seen.insert(line).second) out.push_back(line);
-    }
-    check(!out.empty(), "niah: word list {} is empty", file);
-    return out;
-  };
-  return {read(adjectives_file), read(nouns_file)};
-}
-
 NiahSample build_niah(const NiahTask& task, const Essay* essay, int64_t H, const NiahDraw& draw) {
   const std::string type = type_name(task.value), key = draw.keys.at(size_t(draw.asked)),
                     value = draw.values.at(size_t(draw.asked));
   NiahSample s;
   s.haystack = H;
   s.outputs = {value};
+  s.query = key;
+  s.keys = draw.keys;
+  s.values = draw.values;
+  s.places = draw.places;
   const std::string head = fmt::format(
       "A special magic {} is hidden within the following text. Make sure to memorize it. I will "
       "quiz you about the {} afterwards.\n",
@@ -265,134 +119,144 @@ NiahSample build_niah(const NiahTask& task, const Essay* essay, int64_t H, const
 }
 
 json NiahSample::to_json() const {
-  return {{"index", index},
-          {"input", input},
-          {"answer_prefix", answer_prefix},
-          {"outputs", outputs},
-          {"haystack", haystack},
-          {"tokens", tokens},
-          {"context_begin", context_begin},
-          {"context_end", context_end},
-          {"needle_begin", needle_begin},
-          {"value_begin", value_begin},
-          {"question_begin", question_begin}};
+  json j = other;
+  j.update({{"id", id},
+            {"input", input},
+            {"answer_prefix", answer_prefix},
+            {"outputs", outputs},
+            {"query", query},
+            {"keys", keys},
+            {"values", values},
+            {"places", places},
+            {"haystack", haystack},
+            {"tokens", tokens},
+            {"context_begin", context_begin},
+            {"context_end", context_end},
+            {"needle_begin", needle_begin},
+            {"value_begin", value_begin},
+            {"question_begin", question_begin}});
+  return j;
 }
 
-NiahSample NiahSample::from_json(const json& j, const std::string& where) {
-  NiahSample s;
+namespace {
+
+// "" where the text is not ours.
+std::string between(const std::string& text, const std::string& begin, const std::string& end) {
+  const size_t from = text.find(begin);
+  if (from == std::string::npos) return "";
+  const size_t to = text.find(end, from + begin.size());
+  if (to == std::string::npos) return "";
+  return text.substr(from + begin.size(), to - from - begin.size());
+}
+
+// Finds query and offsets in a prompt of the public form; leaves them unknown in any other.
+void locate(NiahSample* s) {
+  const size_t head = s->input.find('\n'), question = s->input.rfind("\nWhat");
+  if (s->query.empty())
+    s->query = between(s->answer_prefix, " for ", " mentioned in the provided text");
+  if (head == std::string::npos || question == std::string::npos || question <= head) return;
+  const size_t needle = s->input.find(" for " + s->query + " is: ", head);
+  const size_t value = needle == std::string::npos
+                           ? std::string::npos
+                           : s->input.find(s->outputs[0], needle + s->query.size() + 10);
+  if (s->query.empty() || value == std::string::npos || value > question) return;
+  s->context_begin = int64_t(head) + 1;
+  s->context_end = int64_t(question);
+  s->question_begin = int64_t(question) + 1;
+  s->value_begin = int64_t(value);
+  s->needle_begin = int64_t(s->input.rfind("One of the special magic", needle));
+}
+
+template <class T>
+void required(const json& j, const char* field, const std::string& where, T* out) {
+  check(j.contains(field), "{}: field '{}' is missing", where, field);
   try {
-    s.input = j.at("input");
-    s.answer_prefix = j.at("answer_prefix");
-    s.outputs = j.at("outputs").get<std::vector<std::string>>();
-    s.index = j.value("index", int64_t(0));
-    s.haystack = j.value("haystack", int64_t(0));
-    s.tokens = j.value("tokens", int64_t(0));
-    s.context_begin = j.value("context_begin", int64_t(-1));
-    s.context_end = j.value("context_end", int64_t(-1));
-    s.needle_begin = j.value("needle_begin", int64_t(-1));
-    s.value_begin = j.value("value_begin", int64_t(-1));
-    s.question_begin = j.value("question_begin", int64_t(-1));
-  } catch (const json::exception& e) {
-    fail("{}: not a needle sample: {}", where, e.what());
+    *out = j.at(field).get<T>();
+  } catch (const json::exception&) {
+    fail("{}: field '{}' has the wrong type", where, field);
   }
-  check(!s.outputs.empty(), "{}: no outputs", where);
+}
+
+template <class T>
+void optional(const json& j, const char* field, const std::string& where, T* out) {
+  if (j.contains(field) && !j.at(field).is_null()) required(j, field, where, out);
+}
+
+}  // namespace
+
+NiahSample NiahSample::from_json(const json& j, const std::string& where, int64_t number) {
+  check(j.is_object(), "{}: not a JSON object", where);
+  NiahSample s;
+  required(j, "input", where, &s.input);
+  required(j, "answer_prefix", where, &s.answer_prefix);
+  required(j, "outputs", where, &s.outputs);
+  check(!s.outputs.empty() && !s.outputs[0].empty(), "{}: field 'outputs' is empty", where);
+  s.id = j.value("id", json(number));
+  check(s.id.is_string() || s.id.is_number_integer(), "{}: field 'id' has the wrong type", where);
+  optional(j, "query", where, &s.query);
+  optional(j, "keys", where, &s.keys);
+  optional(j, "values", where, &s.values);
+  optional(j, "places", where, &s.places);
+  optional(j, "haystack", where, &s.haystack);
+  optional(j, "tokens", where, &s.tokens);
+  const std::pair<const char*, int64_t*> offsets[] = {{"context_begin", &s.context_begin},
+                                                      {"context_end", &s.context_end},
+                                                      {"needle_begin", &s.needle_begin},
+                                                      {"value_begin", &s.value_begin},
+                                                      {"question_begin", &s.question_begin}};
+  for (const auto& [field, at] : offsets) {
+    optional(j, field, where, at);
+    check(*at >= -1 && *at <= int64_t(s.input.size()), "{}: field '{}' is outside the input", where,
+          field);
+  }
+  if (s.value_begin < 0) locate(&s);
+  const json known = s.to_json();
+  for (const auto& [key, value] : j.items())
+    if (!known.contains(key)) s.other[key] = value;
   return s;
 }
 
-NiahGenerator::NiahGenerator(const NiahTask& task, const Words& words, const Essay* essay,
-                             const Tokenizer& tokenizer, const NiahOptions& options)
-    : task_(task), words_(words), essay_(essay), tokenizer_(tokenizer), options_(options) {
-  check(task.haystack == HaystackKind::noise || essay,
-        "niah: {} needs a haystack text (--haystack FILE)", task.name);
-  const int64_t room = options_.length - options_.allowance, u = unit();
-  // Probes use streams far from the samples'.
-  uint64_t probe = uint64_t(1) << 40;
-  const auto fits = [&](int64_t H) { return fitted(H, probe++).tokens <= room; };
-  if (options_.fit == NiahFit::step) {
-    int64_t H = u;
-    while (fits(H)) H += u;
-    haystack_ = std::max(u, H - u);
-    return;
-  }
-  const double per_unit = double(fitted(u, probe++).tokens) / double(u);
-  int64_t low = u, high = std::max(int64_t(3 * double(options_.length) / per_unit), 2 * u);
-  haystack_ = u;
-  while (low <= high) {
-    const int64_t middle = (low + high) / 2;
-    if (fits(middle)) {
-      haystack_ = middle;
-      low = middle + 1;
-    } else {
-      high = middle - 1;
-    }
-  }
+const char* name(NiahFit fit) { return fit == NiahFit::binary ? "binary" : "step"; }
+
+NiahFit parse_niah_fit(const std::string& word) {
+  check(word == "binary" || word == "step", "niah: fit '{}', want binary or step", word);
+  return word == "binary" ? NiahFit::binary : NiahFit::step;
 }
 
-int64_t NiahGenerator::unit() const {
-  if (task_.haystack == HaystackKind::essay) return 500;
-  return options_.length < 4096 ? 5 : 25;
-}
-
-NiahDraw NiahGenerator::draw(int64_t H, uint64_t stream) const {
-  const uint64_t purpose = name_hash(fmt::format("{}/{}/{}", task_.name, options_.length, stream));
-  Draws r(options_.seed, purpose);
-  NiahDraw d;
-  for (int64_t i = 0; i < task_.needles; ++i) {
-    const std::string& a = words_.adjectives[r.below(words_.adjectives.size())];
-    d.keys.push_back(a + "-" + words_.nouns[r.below(words_.nouns.size())]);
-    if (task_.value == NeedleValue::number) {
-      d.values.push_back(std::to_string(1'000'000 + r.below(9'000'000)));
-    } else {
-      const uint64_t a64 = (r.word64() & ~0xF000ull) | 0x4000ull;
-      const uint64_t b64 = (r.word64() & ~(3ull << 62)) | (2ull << 62);
-      d.values.push_back(fmt::format("{:08x}-{:04x}-{:04x}-{:04x}-{:012x}", a64 >> 32,
-                                     a64 >> 16 & 0xFFFF, a64 & 0xFFFF, b64 >> 48,
-                                     b64 & 0xFFFFFFFFFFFFull));
-    }
-  }
-  d.asked = int64_t(r.below(uint64_t(task_.needles)));
-  if (task_.haystack == HaystackKind::noise) {
-    d.places = r.distinct(task_.needles, H);
-  } else {
-    static const std::vector<int64_t> kDepths = depth_steps();
-    for (int64_t i : r.distinct(task_.needles, int64_t(kDepths.size())))
-      d.places.push_back(kDepths[size_t(i)]);
-  }
-  return d;
-}
-
-NiahSample NiahGenerator::fitted(int64_t H, uint64_t stream) const {
-  NiahSample s = build_niah(task_, essay_, H, draw(H, stream));
-  s.tokens = int64_t(tokenizer_.encode(s.input + s.answer_prefix).size());
-  return s;
-}
-
-NiahSample NiahGenerator::sample(int64_t index) const {
-  const int64_t u = unit(), room = options_.length - options_.allowance;
-  int64_t H = haystack_;
-  for (uint64_t attempt = 0; H >= task_.needles; ++attempt) {
-    NiahSample s = fitted(H, uint64_t(index) + (attempt << 32));
-    if (s.tokens <= room) {
-      s.index = index;
-      return s;
-    }
-    H = H > u ? H - u : H / 2;
-  }
-  fail("niah: {} does not fit {} tokens with this tokenizer, not even with an empty haystack",
-       task_.name, options_.length);
+TokenCount token_count(const Tokenizer& tokenizer) {
+  return [tokenizer](const std::string& text) { return int64_t(tokenizer.encode(text).size()); };
 }
 
 double string_match_all(const std::string& prediction, const std::vector<std::string>& outputs) {
-  const auto lower = [](std::string s) {
-    for (char& c : s)
-      c = static_cast<unsigned char>(c) < 0x20 ? '\n'
-                                               : char(std::tolower(static_cast<unsigned char>(c)));
-    return s;
+  const auto plain = [](std::string_view s) {
+    const std::string_view blanks = " \t\n\v\f\r";
+    const size_t first = s.find_first_not_of(blanks), last = s.find_last_not_of(blanks);
+    std::string out(first == std::string_view::npos ? "" : s.substr(first, last - first + 1));
+    for (char& c : out) {
+      const unsigned char u = static_cast<unsigned char>(c);
+      c = u < 0x20 ? '\n' : char(std::tolower(u));
+    }
+    return out;
   };
-  const std::string text = lower(prediction);
+  const std::string text = plain(prediction);
   double found = 0;
-  for (const std::string& o : outputs) found += text.find(lower(o)) != std::string::npos;
+  for (const std::string& o : outputs) found += text.find(plain(o)) != std::string::npos;
   return outputs.empty() ? 0 : found / double(outputs.size());
+}
+
+std::optional<NeedleDistance> needle_distance(const NiahSample& sample,
+                                              const std::vector<Tokenizer::Span>& spans) {
+  if (sample.value_begin < 0 || sample.context_begin < 0 || sample.question_begin < 0) return {};
+  // The first token with a byte at or behind the offset.
+  const auto token_at = [&](int64_t offset) {
+    return std::find_if(spans.begin(), spans.end(),
+                        [&](const Tokenizer::Span& s) { return s.end > offset; }) -
+           spans.begin();
+  };
+  const int64_t b = token_at(sample.context_begin), t = token_at(sample.value_begin),
+                q = token_at(sample.question_begin);
+  if (!(b <= t && t < q)) return {};
+  return NeedleDistance{double(q - t) / double(q - b), q - t};
 }
 
 }  // namespace ebb

@@ -10,6 +10,7 @@
 #include "eval/statistics.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
+#include "tests/whitespace.h"
 
 namespace ebb {
 namespace {
@@ -24,7 +25,7 @@ TEST(Niah, PublicNoisePromptsAreRebuiltByteEqual) {
   std::ifstream in(kData + "/eval/niah/niah_single_1_1024.jsonl");
   int samples = 0;
   for (std::string line; std::getline(in, line); ++samples) {
-    const NiahSample golden = NiahSample::from_json(json::parse(line), "golden");
+    const NiahSample golden = NiahSample::from_json(json::parse(line), "golden", samples);
     const std::string begin = "One of the special magic numbers for ";
     const size_t at = golden.input.find(begin), is = golden.input.find(" is: ", at);
     NiahDraw d;
@@ -56,7 +57,7 @@ TEST(Niah, EssayPromptsFillTheLengthAndNothingElse) {
   const Tokenizer bytes = Tokenizer::bytes();
   const Words words = test_words();
   for (const NiahTask& task : niah_tasks()) {
-    const NiahGenerator g(task, words, &essay, bytes, {.length = 4096, .seed = 3});
+    const NiahGenerator g(task, words, &essay, token_count(bytes), {.length = 4096, .seed = 3});
     std::map<int64_t, int> asked;
     for (int64_t i = 0; i < 40; ++i) {
       const NiahSample s = g.sample(i), again = g.sample(i);
@@ -83,28 +84,106 @@ TEST(Niah, EssayPromptsFillTheLengthAndNothingElse) {
   }
 }
 
+double chi_square(const std::map<int64_t, int>& counts, int64_t cells, double total) {
+  double sum = 0;
+  for (const auto& [cell, n] : counts) sum += std::pow(n - total / double(cells), 2);
+  sum += double(cells - int64_t(counts.size())) * std::pow(total / double(cells), 2);
+  return sum / (total / double(cells));
+}
+
+// What 500 samples of the public generator show (critical values at p = 0.001).
 TEST(Niah, DrawsAreUniform) {
   const Essay essay{long_text()};
-  const Words words = test_words();
-  const Tokenizer bytes = Tokenizer::bytes();
-  const NiahGenerator g(niah_task("niah_multikey_1"), words, &essay, bytes, {.length = 8192});
-  double mean = 0;
-  std::set<std::string> values;
-  for (int64_t i = 0; i < 300; ++i) {
-    const std::string v = g.sample(i).outputs[0];
-    values.insert(v);
-    mean += std::stod(v) / 300;
+  const Words words = builtin_words();
+  EXPECT_EQ(words.adjectives.size(), 910u);
+  EXPECT_EQ(words.nouns.size(), 6782u);
+  for (const NiahTask& task : niah_tasks()) {
+    const NiahGenerator g(task, words, &essay, testing::whitespace_count,
+                          {.length = 4096, .seed = 42});
+    std::map<int64_t, int> places, ranks;
+    std::set<std::string> keys;
+    double mean = 0;
+    for (int64_t i = 0; i < 500; ++i) {
+      const NiahSample s = g.sample(i);
+      keys.insert(s.keys.begin(), s.keys.end());
+      std::set<std::string> distinct_places;
+      for (int64_t p : s.places) distinct_places.insert(std::to_string(p)), ++places[p];
+      EXPECT_EQ(int64_t(distinct_places.size()), task.needles);
+      int64_t before = 0;
+      for (const std::string& k : s.keys)
+        before += s.input.find(" for " + k + " is: ") < size_t(s.needle_begin);
+      ++ranks[before];
+      if (task.value == NeedleValue::uuid) continue;
+      const double value = std::stod(s.outputs[0]);
+      EXPECT_TRUE(value >= 1e6 && value < 1e7);
+      mean += value / 500;
+    }
+    EXPECT_GE(int64_t(keys.size()), 500 * task.needles - 3) << task.name;
+    if (task.value == NeedleValue::number) {
+      EXPECT_NEAR(mean, 5.5e6, 4 * 9e6 / std::sqrt(12.0 * 500)) << task.name;
+    }
+    if (task.needles == 4) {
+      EXPECT_LT(chi_square(ranks, 4, 500), 16.27);
+    }
+    const double drawn = double(500 * task.needles);
+    const bool noise = task.haystack == HaystackKind::noise;
+    // 204 and 39 degrees of freedom.
+    EXPECT_LT(chi_square(places, noise ? g.haystack() : 40, drawn), noise ? 272 : 72.06)
+        << task.name;
   }
-  EXPECT_EQ(values.size(), 300u);
-  EXPECT_NEAR(mean, 5.5e6, 4 * 9e6 / std::sqrt(12.0 * 300));
+}
+
+TEST(Niah, RecordsComeBackAsTheyWent) {
+  const Essay essay{long_text()};
+  const Words words = test_words();
+  const NiahGenerator g(niah_task("niah_multikey_1"), words, &essay, testing::whitespace_count,
+                        {.length = 2048});
+  json j = g.sample(3).to_json();
+  EXPECT_EQ(j.at("id"), 3);
+  j["mine"] = "kept";
+  EXPECT_EQ(NiahSample::from_json(j, "x", 0).to_json(), j);
+  for (const char* field : {"input", "answer_prefix", "outputs"}) {
+    json broken = j;
+    broken.erase(field);
+    EXPECT_THROW(
+        {
+          try {
+            NiahSample::from_json(broken, "file.jsonl:7", 0);
+          } catch (const Error& e) {
+            EXPECT_EQ(std::string(e.what()),
+                      fmt::format("file.jsonl:7: field '{}' is missing", field));
+            throw;
+          }
+        },
+        Error);
+  }
+  j["value_begin"] = 1'000'000;
+  EXPECT_THROW(NiahSample::from_json(j, "x", 0), Error);
+  j["value_begin"] = "5";
+  EXPECT_THROW(NiahSample::from_json(j, "x", 0), Error);
+}
+
+TEST(Niah, DistanceIsCountedInTokens) {
+  NiahSample s;  // b = 2, t = 5, q = 10 in words
+  s.input = "head line\na b c 123. e f g h\nWhat is it?";
+  s.answer_prefix = " It is";
+  s.context_begin = 10, s.value_begin = 16, s.question_begin = 29;
+  const auto d = needle_distance(s, testing::whitespace_spans(s.prompt()));
+  ASSERT_TRUE(d.has_value());
+  EXPECT_EQ(d->gap, 5);
+  EXPECT_DOUBLE_EQ(d->relative, 5.0 / 8);
+  s.value_begin = -1;
+  EXPECT_FALSE(needle_distance(s, testing::whitespace_spans(s.prompt())).has_value());
 }
 
 TEST(Niah, TooShortALengthIsAnError) {
   const Words words = test_words();
   const Tokenizer bytes = Tokenizer::bytes();
-  const NiahGenerator g(niah_task("niah_single_1"), words, nullptr, bytes, {.length = 300});
+  const NiahGenerator g(niah_task("niah_single_1"), words, nullptr, token_count(bytes),
+                        {.length = 300});
   EXPECT_THROW(g.sample(0), Error);
-  EXPECT_THROW(NiahGenerator(niah_task("niah_single_2"), words, nullptr, bytes, {}), Error);
+  EXPECT_THROW(NiahGenerator(niah_task("niah_single_2"), words, nullptr, token_count(bytes), {}),
+               Error);
   EXPECT_THROW(niah_task("niah_single_9"), Error);
 }
 
@@ -112,6 +191,9 @@ TEST(Niah, ScoreIgnoresCaseAndControlCharacters) {
   EXPECT_EQ(string_match_all("xABCx", {"abc"}), 1);
   EXPECT_EQ(string_match_all("12345678", {"1234567"}), 1);
   EXPECT_EQ(string_match_all("abc", {"abc", "def"}), 0.5);
+  EXPECT_EQ(string_match_all("a\x01z", {"a\nz"}), 1);
+  EXPECT_EQ(string_match_all("", {"1"}), 0);
+  EXPECT_EQ(string_match_all("1,234,567", {"1234567"}), 0);
 }
 
 TEST(Distance, ReproducesTheGoldens) {

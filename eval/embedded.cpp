@@ -1,0 +1,25 @@
+#include "eval/embedded.h"
+
+// The assembler copies FILE, found relative to EBB_SOURCE_DIR, between two symbols.
+#define EBB_EMBED(NAME, FILE)                                                          \
+  asm(".pushsection .rodata\n"                                                         \
+      ".global ebb_embedded_" #NAME                                                    \
+      "\n"                                                                             \
+      "ebb_embedded_" #NAME                                                            \
+      ":\n"                                                                            \
+      ".incbin \"" EBB_SOURCE_DIR "/" FILE                                             \
+      "\"\n"                                                                           \
+      ".global ebb_embedded_" #NAME                                                    \
+      "_end\n"                                                                         \
+      "ebb_embedded_" #NAME                                                            \
+      "_end:\n"                                                                        \
+      ".byte 0\n"                                                                      \
+      ".popsection\n");                                                                \
+  extern "C" const char ebb_embedded_##NAME[];                                         \
+  extern "C" const char ebb_embedded_##NAME##_end[];                                   \
+  namespace ebb::embedded {                                                            \
+  std::string_view NAME() { return {ebb_embedded_##NAME, ebb_embedded_##NAME##_end}; } \
+  }
+
+EBB_EMBED(adjectives, "eval/data/words_adjectives.txt")
+EBB_EMBED(nouns, "eval/data/words_nouns.txt")

@@ -1,0 +1,10 @@
+// Files that are part of the binary, so that it runs wherever it is copied.
+#pragma once
+#include <string_view>
+
+namespace ebb::embedded {
+
+std::string_view adjectives();  // eval/data/words_adjectives.txt
+std::string_view nouns();       // eval/data/words_nouns.txt
+
+}  // namespace ebb::embedded
