@@ -41,6 +41,7 @@ set(EBB_CUDA_TESTS
   large_cuda_test.cpp
   reduce_test.cpp
   graph_test.cpp
+  models_cuda_test.cpp
   pool_cuda_test.cpp
   tensor_cuda_test.cpp
   loss_cuda_test.cpp

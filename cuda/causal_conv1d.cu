@@ -12,6 +12,13 @@ namespace {
 
 using namespace conv;
 
+#ifndef BWD_V
+#define BWD_V 2
+#define BWD_U 8
+#define BWD_B 3
+#endif
+constexpr int kBwdV = BWD_V, kBwdU = BWD_U, kBwdBlocks = BWD_B;
+
 // Borders of the cursor's sequence relative to a run's first token, within the reach of an int.
 struct RunBorders {
   int begin, end;
@@ -83,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
 // 1 tile: rows i−U−(W−1) … i−1 of x, i−U … i−1 of dy.  2 dpre = dy·act'(pre), pre anew.
 // 3 dw_j += dpre·x_{t−(W−1)+j}, dbias += dpre.  4 dx_t = Σ_k w_{W−1−k} dpre_{t+k}.  5 block sums.
 template <class T, int W, int V, int U, bool kSilu>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
     bwd_kernel(const Input<T> in, const Output<T> out, int64_t channel_blocks, int64_t run) {
   extern __shared__ float s_sum[];  // [256·(W+1)·V]
   const WalkPosition at = walk_position<V>(channel_blocks, run);
@@ -120,25 +127,38 @@ __global__ void __launch_bounds__(kThreads, 2)
     SequenceCursor s = in.first;
     s.seek(at.f0 + owned - 1);
     RunBorders b(s, at.f0);
-    float r_x[W - 1 + U][V];  // rows i−U−(W−1) … i−1
-    bool kept = false;        // the last W−1 of them are there already
-    const auto tile = [&](int i, auto all_owned) {
-      const T* g_tile = g_run + (i - U) * in.stride;
+    float r_x[W - 1 + U][V];               // rows i−U−(W−1) … i−1
+    bool kept = false;                     // the last W−1 of them are there already
+    Pack<T, V> r_next_x[U], r_next_dy[U];  // the tile to come, as stored
+    bool fetched = false;                  // it is on its way
+    const auto fetch = [&](int i) {
+      const T* g_tile = g_run + (i - U - (W - 1)) * in.stride;
       const T* g_dy = g_dy_run + (i - U) * out.dy_stride;
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        r_next_x[u] = load_raw<T, V>(g_tile + u * in.stride);
+        r_next_dy[u] = load_raw<T, V>(g_dy + u * out.dy_stride);
+      }
+    };
+    // `more`: the tile below is an interior one too; its loads go out before this one's arithmetic.
+    const auto tile = [&](int i, auto all_owned, bool more) {
+      const T* g_tile = g_run + (i - U) * in.stride;
       T* g_dx = g_dx_run ? g_dx_run + (i - U) * in.d : nullptr;
-      float r_dy[U][V];
+      Pack<T, V> r_dy[U];
       if (!kept)
 #pragma unroll
         for (int k = 1 - W; k < 0; ++k) load_pack(r_x[W - 1 + U + k], g_tile + (U + k) * in.stride);
+      if (!fetched) fetch(i);
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        load_pack(r_x[u], g_tile + (u - (W - 1)) * in.stride);
-        load_pack(r_dy[u], g_dy + u * out.dy_stride);
+        unpack(r_x[u], r_next_x[u]);
+        r_dy[u] = r_next_dy[u];
       }
+      if (more) fetch(i - U);
+      fetched = more;
 #pragma unroll
       for (int u = U - 1; u >= 0; --u) {
-#pragma unroll
-        for (int v = 0; v < V; ++v) r_g[0][v] = r_dy[u][v];
+        unpack(r_g[0], r_dy[u]);
         token(r_x, u, all_owned.value || i - U + u < owned, g_dx ? g_dx + u * in.d : nullptr,
               nullptr);
       }
@@ -158,10 +178,11 @@ __global__ void __launch_bounds__(kThreads, 2)
       }
       const int tail = out.g_dfinal ? b.end - W : b.end;  // the final state holds tokens from here
       if (i >= U && i - U - (W - 1) >= b.begin && i <= tail) {
+        const bool more = i >= 2 * U && i - 2 * U - (W - 1) >= b.begin;
         if (i <= owned)
-          tile(i, std::true_type{});
+          tile(i, std::true_type{}, more);
         else
-          tile(i, std::false_type{});
+          tile(i, std::false_type{}, more);
         kept = true;
         i -= U;
       } else {
@@ -205,7 +226,7 @@ void causal_conv1d_fwd(const ConvArgs& a, const Tensor& y) {
   if (y.numel() == 0) return;
   const bool vector = rows_aligned(a.x, 4) && aligned16(a.w);
   visit_compute(y.dtype(), [&]<class T>() {
-    visit_variant(a, vector, [&]<int W, int V, bool kSilu>() {
+    visit_variant<4>(a, vector, [&]<int W, int V, bool kSilu>() {
       constexpr int U = 8;
       const WalkShape shape = walk_shape(a.x.count, ceil_div(a.x.width, V), U, 64, 98304);
       fwd_kernel<device_t<T>, W, V, U, kSilu>
@@ -219,7 +240,7 @@ void causal_conv1d_fwd(const ConvArgs& a, const Tensor& y) {
 void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
                        const ConvGrads& g) {
   const int64_t tokens = a.x.count, d = a.x.width;
-  const bool vector = rows_aligned(a.x, 4) && rows_aligned(dy, 4) && aligned16(a.w);
+  const bool vector = rows_aligned(a.x, kBwdV) && rows_aligned(dy, kBwdV) && aligned16(a.w);
   const bool weights = g.dw.defined() || g.dbias.defined();
   const cudaStream_t stream = stream_of(a.w);
   visit_compute(a.x.t.dtype(), [&]<class T>() {
@@ -227,8 +248,8 @@ void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
     Output<device_t<T>> out = output_of<T>(dy, dfinal, g.dx);
     if (g.dstate) causal_conv1d_dstate(a, dy, dfinal, g.dstate);
     if (!weights && !g.dx) return;
-    visit_variant(a, vector, [&]<int W, int V, bool kSilu>() {
-      constexpr int U = 4;
+    visit_variant<kBwdV>(a, vector, [&]<int W, int V, bool kSilu>() {
+      constexpr int U = kBwdU;
       int64_t groups = 0;
       Tensor partial;
       if (tokens * d > 0) {

@@ -107,12 +107,12 @@ Output<device_t<T>> output_of(const Rows& dy, const Tensor& dfinal, const Tensor
           .g_partial = nullptr};
 }
 
-// fn<W, V, silu>: four channels per thread where rows allow it (W = 2, 3, 4), else one.
-template <bool kSilu, class F>
+// fn<W, V, silu>: kV channels per thread where rows allow it (W = 2, 3, 4), else one.
+template <int kV, bool kSilu, class F>
 void visit_width(int64_t width, bool vector, F&& f) {
-  if (vector && width == 4) return f.template operator()<4, 4, kSilu>();
-  if (vector && width == 3) return f.template operator()<3, 4, kSilu>();
-  if (vector && width == 2) return f.template operator()<2, 4, kSilu>();
+  if (vector && width == 4) return f.template operator()<4, kV, kSilu>();
+  if (vector && width == 3) return f.template operator()<3, kV, kSilu>();
+  if (vector && width == 2) return f.template operator()<2, kV, kSilu>();
   switch (width) {
     case 1:
       return f.template operator()<1, 1, kSilu>();
@@ -132,9 +132,10 @@ void visit_width(int64_t width, bool vector, F&& f) {
       return f.template operator()<8, 1, kSilu>();
   }
 }
-template <class F>
+template <int kV, class F>
 void visit_variant(const ConvArgs& a, bool vector, F&& f) {
-  a.silu ? visit_width<true>(a.w.size(1), vector, f) : visit_width<false>(a.w.size(1), vector, f);
+  a.silu ? visit_width<kV, true>(a.w.size(1), vector, f)
+         : visit_width<kV, false>(a.w.size(1), vector, f);
 }
 
 }  // namespace ebb::gpu::conv

@@ -93,7 +93,7 @@ void causal_conv1d_dstate(const ConvArgs& a, const Rows& dy, const Tensor& dfina
   const int64_t rows = a.first.count * a.x.width;
   if (rows == 0) return;
   visit_compute(a.x.t.dtype(), [&]<class T>() {
-    visit_variant(a, false, [&]<int W, int V, bool kSilu>() {
+    visit_variant<4>(a, false, [&]<int W, int V, bool kSilu>() {
       state_grad_kernel<device_t<T>, W, kSilu>
           <<<unsigned(ceil_div(rows, kThreads)), kThreads, 0, stream_of(dstate)>>>(
               input_of<T>(a), output_of<T>(dy, dfinal, {}), ptr<float>(dstate));

@@ -102,12 +102,17 @@ union Pack {
   T v[N];
   __device__ __forceinline__ Pack() : words{} {}
 };
+// As stored, and widened: apart, so that a load can go out long before its values are needed.
 template <class T, int N>
-__device__ __forceinline__ void load_pack(float (&out)[N], const T* p) {
+__device__ __forceinline__ Pack<T, N> load_raw(const T* p) {
   using P = Pack<T, N>;
   P a;
 #pragma unroll
   for (int i = 0; i < P::kWords; ++i) a.words[i] = reinterpret_cast<const typename P::Word*>(p)[i];
+  return a;
+}
+template <class T, int N>
+__device__ __forceinline__ void unpack(float (&out)[N], const Pack<T, N>& a) {
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {  // bf16 pairs: one instruction each
     unsigned pairs[N / 2];
     memcpy(pairs, a.words, sizeof pairs);
@@ -120,6 +125,10 @@ __device__ __forceinline__ void load_pack(float (&out)[N], const T* p) {
 #pragma unroll
     for (int i = 0; i < N; ++i) out[i] = to_float(a.v[i]);
   }
+}
+template <class T, int N>
+__device__ __forceinline__ void load_pack(float (&out)[N], const T* p) {
+  unpack(out, load_raw<T, N>(p));
 }
 // Global memory only. The wide words go out in assembly: left to itself, nvcc takes the assignment
 // of a vector apart again where its parts come from far away.

@@ -31,6 +31,63 @@ namespace {
 constexpr int64_t kByteEos = 256;
 constexpr char kBytesName[] = "ebb bytes 257";
 
+#ifndef EBB_WITH_SENTENCEPIECE
+[[noreturn]] void lacks_sentencepiece() {
+  fail(
+      "tokenizer: this build has no SentencePiece, so it cannot turn text into tokens or back "
+      "(install libsentencepiece-dev and configure again)");
+}
+
+struct PieceCounts {
+  bool valid = true;
+  int64_t pieces = 0, bos = 1, eos = 2;  // the format's defaults
+};
+
+// Walks the fields of a protobuf message: fn(field, varint value or length-delimited bytes).
+template <class F>
+bool walk_fields(std::string_view m, F fn) {
+  const auto varint = [&](uint64_t* v) {
+    *v = 0;
+    for (int shift = 0; shift < 64 && !m.empty(); shift += 7) {
+      const uint8_t b = uint8_t(m.front());
+      m.remove_prefix(1);
+      *v |= uint64_t(b & 0x7F) << shift;
+      if (b < 0x80) return true;
+    }
+    return false;
+  };
+  while (!m.empty()) {
+    uint64_t tag = 0, v = 0;
+    if (!varint(&tag)) return false;
+    std::string_view bytes;
+    if ((tag & 7) == 0 || (tag & 7) == 2) {
+      if (!varint(&v)) return false;
+    }
+    const uint64_t length = (tag & 7) == 2 ? v : (tag & 7) == 5 ? 4 : (tag & 7) == 1 ? 8 : 0;
+    if ((tag & 7) == 3 || (tag & 7) == 4 || (tag & 7) > 5 || length > m.size()) return false;
+    bytes = m.substr(0, length);
+    m.remove_prefix(length);
+    fn(tag >> 3, int64_t(v), bytes);
+  }
+  return true;
+}
+
+// sentencepiece_model.proto: pieces are field 1, the trainer's settings field 2 with bos_id 41 and
+// eos_id 42.
+PieceCounts count_pieces(std::string_view model) {
+  PieceCounts c;
+  c.valid = walk_fields(model, [&](uint64_t field, int64_t, std::string_view bytes) {
+    c.pieces += field == 1;
+    if (field == 2)
+      walk_fields(bytes, [&](uint64_t f, int64_t value, std::string_view) {
+        if (f == 41) c.bos = value;
+        if (f == 42) c.eos = value;
+      });
+  });
+  return c;
+}
+#endif
+
 }  // namespace
 
 Tokenizer Tokenizer::bytes() {
@@ -61,26 +118,28 @@ Tokenizer Tokenizer::load(const std::string& where) {
       fail("tokenizer: {} holds neither tokenizer.model nor tokenizer.json", where);
     }
   }
-#ifdef EBB_WITH_SENTENCEPIECE
   auto impl = std::make_shared<Impl>();
   impl->kind = "sentencepiece";
   impl->model = read_file(file);
+  impl->hash = hash64(impl->model.data(), impl->model.size());
+#ifdef EBB_WITH_SENTENCEPIECE
   const auto status = impl->pieces.LoadFromSerializedProto(impl->model);
   check(status.ok(), "tokenizer: {} is not a SentencePiece model: {}", file,
         std::string(status.message()));
   impl->vocab = impl->pieces.GetPieceSize();
   if (impl->pieces.bos_id() >= 0) impl->bos = impl->pieces.bos_id();
   if (impl->pieces.eos_id() >= 0) impl->eos = impl->pieces.eos_id();
-  impl->hash = hash64(impl->model.data(), impl->model.size());
+#else
+  // Enough to train on tokens made elsewhere: the size and the special ids.
+  const PieceCounts counts = count_pieces(impl->model);
+  check(counts.valid && counts.pieces > 0, "tokenizer: {} is not a SentencePiece model", file);
+  impl->vocab = counts.pieces;
+  if (counts.bos >= 0) impl->bos = counts.bos;
+  if (counts.eos >= 0) impl->eos = counts.eos;
+#endif
   Tokenizer t;
   t.impl_ = std::move(impl);
   return t;
-#else
-  fail(
-      "tokenizer: {} needs SentencePiece, which this build lacks (install libsentencepiece-dev "
-      "and configure again)",
-      file);
-#endif
 }
 
 std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
@@ -98,7 +157,7 @@ std::vector<int64_t> Tokenizer::encode(std::string_view text) const {
   check(status.ok(), "tokenizer: encoding failed: {}", std::string(status.message()));
   return {ids.begin(), ids.end()};
 #else
-  return {};
+  lacks_sentencepiece();
 #endif
 }
 
@@ -134,7 +193,7 @@ std::string Tokenizer::decode(std::span<const int64_t> ids) const {
   check(status.ok(), "tokenizer: decoding failed: {}", std::string(status.message()));
   return text;
 #else
-  return {};
+  lacks_sentencepiece();
 #endif
 }
 
@@ -158,7 +217,7 @@ std::string Tokenizer::token_bytes(int64_t id) const {
   }
   return out;
 #else
-  return {};
+  lacks_sentencepiece();
 #endif
 }
 

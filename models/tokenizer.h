@@ -1,5 +1,6 @@
 // Tokenizer: text <-> token ids. Two kinds: raw bytes (256 values and an end-of-text id) and
-// SentencePiece models (needs libsentencepiece; its absence is one clear error).
+// SentencePiece models (text needs libsentencepiece; without it sizes, special ids and the hash
+// are still known, so that tokens made elsewhere can be trained on).
 //   Tokenizer t = Tokenizer::load("bytes");             // or a .model file, or a model folder
 //   std::vector<int64_t> ids = t.encode("Hello");       // no BOS, no EOS added
 //   std::string text = t.decode(ids);                   // exact inverse, no clean-up
