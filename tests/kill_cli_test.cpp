@@ -62,8 +62,7 @@ class KillTest : public ::testing::Test {
   pid_t start(const std::string& out) const {
     const pid_t pid = fork();
     if (pid == 0) {
-      freopen("/dev/null", "w", stdout);
-      freopen("/dev/null", "w", stderr);
+      if (!freopen("/dev/null", "w", stdout) || !freopen("/dev/null", "w", stderr)) _exit(126);
       const std::string recipe = folder_ + "/recipe.json", set = "out=" + folder_ + "/" + out;
       execl(EBB_BINARY, "ebb", "train", recipe.c_str(), "--resume", "--device", "cpu", "--quiet",
             "--set", set.c_str(), nullptr);
