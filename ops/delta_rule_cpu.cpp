@@ -7,6 +7,8 @@
 //   V' = A β (V − γ K S)      o = scale γ Q S + P V'      S⁺ = γ_n S + (τK)ᵀ V'
 #include "ops/delta_rule_cpu.h"
 
+#include <cmath>
+
 #include "ops/common.h"
 
 namespace ebb::cpu {
@@ -62,7 +64,7 @@ void scan(const Arrays<T>& in, const T* h0, int64_t n, int64_t head, int64_t v0,
     for (int64_t r = 0; r < c.rows; ++r)
       for (int64_t j = 0; j < width; ++j)
         w.x[r * width + j] =
-            w.gates.beta[r] * (w.v[r * width + j] - w.gates.gamma[r] * w.x[r * width + j]);
+            w.gates.beta[r] * std::fma(-w.gates.gamma[r], w.x[r * width + j], w.v[r * width + j]);
     gemm<Write::set>(c.rows, width, c.rows, rows(in.a_of(c.first, head), plan.c), w.x, width, w.y,
                      width, Part::lower_a);
     unpack(w.y, width, c.rows, cols, in.values_of(c.first, head) + v0, plan.v);

@@ -5,6 +5,8 @@
 // dg_t collects exactly the terms whose exponent contains g_t, instead of differences of larger
 // sums: with Z_ij = dP_ij P_ij + dM_ij M_ij it is Σ_{i>=t>j} Z_ij + (reads of S at i >= t)
 // + (writes kept from j < t) + γ_n <S, D>. So it is accurate even where the decay is near zero.
+#include <cmath>
+
 #include "ops/common.h"
 #include "ops/delta_rule_cpu.h"
 
@@ -58,7 +60,8 @@ void reverse_scan(const Pass<T>& in, int64_t n, int64_t head, int64_t v0, int64_
     pack(in.x_of(c.first, head) + v0, plan.v, c.rows, cols, w.y, width);
     gemm<Write::set>(c.rows, width, plan.k, rows(w.k, w.wk), w.ds, width, w.x, width);
     for (int64_t r = 0; r < c.rows; ++r)
-      for (int64_t j = 0; j < width; ++j) w.y[r * width + j] += gate.tail[r] * w.x[r * width + j];
+      for (int64_t j = 0; j < width; ++j)
+        w.y[r * width + j] = std::fma(gate.tail[r], w.x[r * width + j], w.y[r * width + j]);
     gemm<Write::set>(c.rows, width, c.rows, columns(in.a_of(c.first, head), plan.c), w.y, width,
                      w.x, width, Part::upper_a);
     unpack(w.x, width, c.rows, cols, in.x_of(c.first, head) + v0, plan.v);

@@ -3,6 +3,7 @@
 // tails.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -35,6 +36,12 @@ inline Vec<T> load(const T* p) {
 template <class T>
 inline void store(T* p, Vec<T> v) {
   *reinterpret_cast<typename vector_of<T>::unaligned*>(p) = v;
+}
+// s·x + y, rounded once, in every instance: contraction left to the compiler differs between them.
+template <class T>
+inline Vec<T> fused(T s, Vec<T> x, Vec<T> y) {
+  for (int i = 0; i < kLanes<T>; ++i) y[i] = std::fma(s, x[i], y[i]);
+  return y;
 }
 template <class T>
 inline int64_t padded(int64_t n) {

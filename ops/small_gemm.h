@@ -55,10 +55,7 @@ inline void tile(Left<T> a, const T* b, int64_t ldb, T* c, int64_t ldc, int64_t 
       const T s = a.data[i * a.row + p * a.column];
 #pragma GCC unroll 2
       for (int j = 0; j < N; ++j) {
-        if constexpr (W == Write::subtract)
-          sum[i][j] -= s * row[j];
-        else
-          sum[i][j] += s * row[j];
+        sum[i][j] = fused(W == Write::subtract ? -s : s, row[j], sum[i][j]);
       }
     }
   }
