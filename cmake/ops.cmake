@@ -106,5 +106,7 @@ set(EBB_TOOL_SOURCES
   tools/verify_case.cpp
   tools/verify_command.cpp
   tools/verify_limits.cpp
+  tools/verify_model.cpp
+  tools/verify_tokenizer.cpp
   tools/version.cpp
 )

@@ -1,5 +1,6 @@
 #include "models/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "models/config_reader.h"
@@ -43,8 +44,8 @@ void read_fields(ConfigReader* r, ModelConfig* c) {
 
 // What makes sense and what this version computes.
 void validate(ConfigReader* r, const ModelConfig& c) {
-  const std::vector<std::string> types = {"gated_deltanet"};
-  if (c.model_type != types[0]) {
+  const std::vector<std::string>& types = model_types();
+  if (std::find(types.begin(), types.end(), c.model_type) == types.end()) {
     const std::string near = closest(c.model_type, types);
     r->error("model_type", fmt::format("\"{}\" is not supported{}", c.model_type,
                                        near.empty() ? "" : "; did you mean " + near + "?"));
@@ -77,6 +78,11 @@ void validate(ConfigReader* r, const ModelConfig& c) {
 }
 
 }  // namespace
+
+const std::vector<std::string>& model_types() {
+  static const std::vector<std::string> types = {"gated_deltanet"};
+  return types;
+}
 
 ModelConfig parse_model_config(const json& object, const std::string& path,
                                const std::string& what) {

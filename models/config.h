@@ -47,6 +47,9 @@ ModelConfig parse_model_config(const nlohmann::json& object, const std::string& 
 // an error that names it.
 ModelConfig parse_foreign_config(const nlohmann::json& object, const std::string& file);
 
+// The values of model_type that this version implements.
+const std::vector<std::string>& model_types();
+
 // "gdn-100m" and friends; throws with the list of names when there is none.
 ModelConfig preset(const std::string& name);
 std::vector<std::string> preset_names();

@@ -124,10 +124,14 @@ TEST_F(Verify, SkipsByName) {
   fs::copy_file(kCase, path("no_such_op", "a"));
   fs::create_directories(scratch_.path() + "/models/some_model");
   write_file_atomically(scratch_.path() + "/models/some_model/io.safetensors", "");
+  write_file_atomically(scratch_.path() + "/models/some_model/config.json",
+                        R"({"model_type": "perceptron"})");
   const CliResult r = verify();
   EXPECT_EQ(r.code, 0) << r.err;
   EXPECT_NE(r.out.find("operator no_such_op: not in this version"), std::string::npos) << r.out;
-  EXPECT_NE(r.out.find("model some_model: not in this version"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("model some_model: model_type perceptron is not in this version"),
+            std::string::npos)
+      << r.out;
   EXPECT_NE(r.out.find("1 passed, 0 failed, 2 skipped"), std::string::npos) << r.out;
   EXPECT_EQ(verify("--strict").code, 1);
   const CliResult none = verify("--filter no_such_op");

@@ -8,6 +8,8 @@
 
 #include "tensor/check.h"
 #include "tools/verify_case.h"
+#include "tools/verify_model.h"
+#include "tools/verify_tokenizer.h"
 
 namespace ebb::tools {
 namespace {
@@ -49,35 +51,48 @@ nlohmann::json record(const GoldenItem& item, const std::string& status,
   return r;
 }
 
-nlohmann::json tensor_record(const TensorResult& t) {
+nlohmann::json result_record(const VerifyResult& t) {
   nlohmann::json r = {{"name", t.name},
                       {"error", t.error},
                       {"limit", t.limit},
                       {"measure", t.measure},
                       {"passed", t.passed()}};
   if (t.golden_error >= 0) r["golden_error"] = t.golden_error;
+  if (t.total > 0) r["total"] = t.total;
+  if (!t.note.empty()) r["note"] = t.note;
+  if (t.informative) r["informative"] = true;
   return r;
 }
 
-void print_tensor(const TensorResult& t) {
-  std::string line = fmt::format("      {:<20} {:.2e}  limit {:g}", t.name, t.error, t.limit);
-  if (t.measure != "relative") line += " (" + t.measure + ")";
+void print_result(const VerifyResult& t, size_t width) {
+  std::string line;
+  if (t.total > 0) {
+    line =
+        fmt::format("      {:<{}}  {} of {} {} differ", t.name, width, t.error, t.total, t.measure);
+  } else {
+    line = fmt::format("      {:<{}}  {:.2e}  limit {:g}", t.name, width, t.error, t.limit);
+    if (t.measure != "relative") line += " (" + t.measure + ")";
+  }
+  if (t.informative) line += ", for information";
+  if (!t.note.empty()) line += ", " + t.note;
   if (t.golden_error >= 0) line += fmt::format("  against golden {:.2e}", t.golden_error);
   fmt::print("{}{}\n", line, t.passed() ? "" : "  FAILED");
 }
+
+constexpr const char* kNotHere = "not in this version of ebb";
 
 class Verifier {
  public:
   explicit Verifier(const VerifySettings& settings) : settings_(settings) {}
 
   void visit(const GoldenItem& item) {
-    const Adapter* adapter = item.kind == GoldenKind::op ? find_adapter(item.group) : nullptr;
-    if (!adapter) return skip(item);
     try {
-      const GoldenCase c = load_golden_case(item.path);
-      check(c.op == item.group, "{}: is a case of {}, in a folder of {}", item.path, c.op,
-            item.group);
-      report(item, verify_case(c, *adapter, settings_.device, settings_.dtype));
+      std::string why_not;
+      const std::vector<VerifyResult> results = verify(item, &why_not);
+      if (why_not.empty())
+        report(item, results);
+      else
+        skip(item, why_not);
     } catch (const std::exception& e) {
       ++summary_.failed;
       fmt::print("FAIL  {}: {}\n", item.name, e.what());
@@ -86,38 +101,67 @@ class Verifier {
   }
 
   VerifySummary finish() {
-    for (const auto& [key, count] : skipped_)
-      fmt::print("skip  {} {}: not in this version of ebb ({} case{})\n", name(key.first),
-                 key.second, count, count > 1 ? "s" : "");
+    for (const auto& [what, count] : skipped_)
+      fmt::print("skip  {} ({} case{})\n", what, count, count > 1 ? "s" : "");
     fmt::print("{} passed, {} failed, {} skipped\n", summary_.passed, summary_.failed,
                summary_.skipped);
     return std::move(summary_);
   }
 
  private:
-  void skip(const GoldenItem& item) {
-    ++summary_.skipped;
-    ++skipped_[{item.kind, item.group}];
-    summary_.items.push_back(record(item, "skipped", "not in this version of ebb"));
+  std::vector<VerifyResult> verify(const GoldenItem& item, std::string* why_not) const {
+    switch (item.kind) {
+      case GoldenKind::op:
+        return verify_operator(item, why_not);
+      case GoldenKind::model:
+        *why_not = model_not_implemented(item.path);
+        if (!why_not->empty()) return {};
+        return verify_model(item.path, settings_.device, settings_.dtype);
+      case GoldenKind::tokenizer:
+        const auto tokenizer = golden_tokenizer(settings_.tokenizers, item.name, why_not);
+        if (!tokenizer) return {};
+        return verify_tokenizer(item.path, *tokenizer);
+    }
+    return {};
   }
 
-  void report(const GoldenItem& item, const std::vector<TensorResult>& tensors) {
-    const bool passed = std::all_of(tensors.begin(), tensors.end(),
-                                    [](const TensorResult& t) { return t.passed(); });
+  std::vector<VerifyResult> verify_operator(const GoldenItem& item, std::string* why_not) const {
+    const Adapter* adapter = find_adapter(item.group);
+    if (!adapter) {
+      *why_not = kNotHere;
+      return {};
+    }
+    const GoldenCase c = load_golden_case(item.path);
+    check(c.op == item.group, "{}: is a case of {}, in a folder of {}", item.path, c.op,
+          item.group);
+    return verify_case(c, *adapter, settings_.device, settings_.dtype);
+  }
+
+  void skip(const GoldenItem& item, const std::string& why) {
+    ++summary_.skipped;
+    ++skipped_[fmt::format("{} {}: {}", name(item.kind), item.group, why)];
+    summary_.items.push_back(record(item, "skipped", why));
+  }
+
+  void report(const GoldenItem& item, const std::vector<VerifyResult>& results) {
+    const bool passed = std::all_of(results.begin(), results.end(),
+                                    [](const VerifyResult& r) { return r.passed(); });
     ++(passed ? summary_.passed : summary_.failed);
     nlohmann::json r = record(item, passed ? "passed" : "failed", "");
     r["tensors"] = nlohmann::json::array();
-    for (const TensorResult& t : tensors) r["tensors"].push_back(tensor_record(t));
+    for (const VerifyResult& t : results) r["tensors"].push_back(result_record(t));
     summary_.items.push_back(r);
     if (passed && settings_.failures_only) return;
     fmt::print("{}  {}\n", passed ? "ok  " : "FAIL", item.name);
-    for (const TensorResult& t : tensors)
-      if (!settings_.failures_only || !t.passed()) print_tensor(t);
+    size_t width = 19;
+    for (const VerifyResult& t : results) width = std::max(width, t.name.size());
+    for (const VerifyResult& t : results)
+      if (!settings_.failures_only || !t.passed()) print_result(t, width);
   }
 
   const VerifySettings& settings_;
   VerifySummary summary_;
-  std::map<std::pair<GoldenKind, std::string>, int> skipped_;
+  std::map<std::string, int> skipped_;
 };
 
 }  // namespace

@@ -26,14 +26,15 @@ std::vector<GoldenItem> find_golden_items(const std::vector<std::string>& paths)
 struct VerifySettings {
   Device device = {};
   DType dtype = DType::f32;
-  bool failures_only = false;  // print only what fails
+  std::string tokenizers = {};  // folder with a folder of files per golden tokenizer
+  bool failures_only = false;   // print only what fails
 };
 
 struct VerifySummary {
   int passed = 0, failed = 0, skipped = 0;
   nlohmann::json items = nlohmann::json::array();  // one record per item
 };
-// Prints every tensor's error and limit, the skipped kinds by name, and the closing line.
+// Prints every tensor's error and limit, what was skipped and why, and the closing line.
 VerifySummary verify_items(const std::vector<GoldenItem>& items, const VerifySettings& settings);
 
 }  // namespace ebb::tools

@@ -102,10 +102,10 @@ double difference_norm(const Tensor& a, const Tensor& b) {
 
 // Measures: "relative" ‖x−ref‖/‖ref‖; "exact zero" ‖x‖ where the reference is all zero;
 // "cancellation" ‖x−ref‖ / (‖q·dq‖ + ‖k·dk‖), for decays almost 0.
-TensorResult compare(const GoldenCase& c, const std::string& name, const Values& got,
+VerifyResult compare(const GoldenCase& c, const std::string& name, const Values& got,
                      const Values& want, const Limits& limits, double cancellation_limit) {
   const Tensor &x = got.at(name), &ref = want.at(name);
-  TensorResult r{.name = name};
+  VerifyResult r{.name = name};
   if (ref.numel() && euclidean_norm(ref) == 0) {
     r.measure = "exact zero";
     r.error = euclidean_norm(x);
@@ -124,7 +124,7 @@ TensorResult compare(const GoldenCase& c, const std::string& name, const Values&
 
 // The convolution keeps four inputs of the past and reads three: the oldest has gradient zero.
 void check_unused_cache_column(const GoldenCase& c, const Values& got,
-                               std::vector<TensorResult>& results) {
+                               std::vector<VerifyResult>& results) {
   const auto grad = got.find("grad.cache");
   if (c.op != "short_conv" || grad == got.end()) return;
   results.push_back({.name = "grad.cache[:,:,0]",
@@ -193,12 +193,12 @@ GoldenCase load_golden_case(const std::string& path) {
   return c;
 }
 
-std::vector<TensorResult> verify_case(const GoldenCase& c, const Adapter& adapter, Device device,
+std::vector<VerifyResult> verify_case(const GoldenCase& c, const Adapter& adapter, Device device,
                                       DType dtype) {
   const Values golden = golden_values(c);
   const std::vector<std::string> names = compared_names(c);
   const Limits limits = golden_limits(c.op, c.name);
-  std::vector<TensorResult> results;
+  std::vector<VerifyResult> results;
   const auto against_golden = [&](const Values& got, const std::string& prefix) {
     for (const std::string& name : names) {
       results.push_back(compare(c, name, got, golden, limits, kCancellationLimit));
@@ -215,7 +215,7 @@ std::vector<TensorResult> verify_case(const GoldenCase& c, const Adapter& adapte
   const Values got =
       run(c, adapter, {.device = device, .compute = DType::bf16, .rounding = DType::bf16});
   for (const std::string& name : names) {
-    TensorResult r = compare(c, name, got, exact, kBf16Limits, kBf16Limits.gradient);
+    VerifyResult r = compare(c, name, got, exact, kBf16Limits, kBf16Limits.gradient);
     r.golden_error = relative_error(got.at(name), golden.at(name));
     results.push_back(r);
   }

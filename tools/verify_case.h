@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "autograd/var.h"
+#include "tools/verify_result.h"
 
 namespace ebb::tools {
 
@@ -44,19 +45,10 @@ struct Adapter {
 };
 const std::vector<Adapter>& adapters();  // tools/verify_adapters.cpp
 
-// One compared tensor.
-struct TensorResult {
-  std::string name;
-  double error = 0;
-  double limit = 0;
-  std::string measure = "relative";  // what error and limit are; see verify_case.cpp
-  double golden_error = -1;          // bf16: distance from the golden tensor, for information
-  bool passed() const { return error <= limit; }  // false for NaN
-};
 // f32 and f64: against the golden tensors. bf16 cannot be: rounding the inputs moves the truth. So
 // first our own f64 on the CPU must meet the golden tensors from the golden inputs ("f64 ..."), and
 // then bf16 must meet that f64 run, both from the same rounded inputs and upstream gradients.
-std::vector<TensorResult> verify_case(const GoldenCase& c, const Adapter& adapter, Device device,
+std::vector<VerifyResult> verify_case(const GoldenCase& c, const Adapter& adapter, Device device,
                                       DType dtype);
 
 }  // namespace ebb::tools

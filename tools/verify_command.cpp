@@ -1,7 +1,7 @@
 // The command line of `ebb verify`.
 #include <fmt/format.h>
 
-#include <fstream>
+#include <filesystem>
 #include <memory>
 #include <regex>
 
@@ -36,11 +36,14 @@ std::vector<GoldenItem> matching(std::vector<GoldenItem> items, const std::strin
 void run_verify(const VerifyOptions& o) {
   VerifySettings settings{.device = usable_device(o.device),
                           .dtype = parse_dtype(o.dtype, {DType::f32, DType::f64, DType::bf16}),
+                          .tokenizers = o.tokenizers,
                           .failures_only = o.failures_only};
   const DType other = settings.device.is_cuda() ? DType::bf16 : DType::f64;
   if (settings.dtype != DType::f32 && settings.dtype != other)
-    throw UsageError(fmt::format("--dtype {}: operators run in f32 or {} on {}", o.dtype,
+    throw UsageError(fmt::format("--dtype {}: ebb runs in f32 or {} on {}", o.dtype,
                                  ebb::name(other), o.device));
+  if (!o.tokenizers.empty() && !std::filesystem::is_directory(o.tokenizers))
+    throw UsageError(fmt::format("--tokenizers '{}' is not a folder", o.tokenizers));
   const std::vector<GoldenItem> items = matching(find_golden_items(o.paths), o.filter);
   check(!items.empty(),
         "no golden case found{}; looked for ops/*/*.safetensors, models/*/ and "
@@ -68,7 +71,8 @@ void add_verify(CLI::App& app) {
       add_command(app, "verify", "Compare operators, models and tokenizers with golden cases",
                   "ebb verify tests/data\n"
                   "ebb verify golden/ops/gated_delta_rule --device cuda --dtype bf16\n"
-                  "ebb verify golden --filter 'norm/' --json verify.json");
+                  "ebb verify golden/models --filter 'model gated' --json verify.json\n"
+                  "ebb verify golden --tokenizers tokenizers --strict");
   auto o = std::make_shared<VerifyOptions>();
   c->add_option("paths", o->paths,
                 "Folders with ops/, models/ or tokenizers/ below, or single cases")
@@ -78,7 +82,7 @@ void add_verify(CLI::App& app) {
   c->add_option("--filter", o->filter,
                 "Only cases whose 'kind name' matches this regular expression");
   c->add_option("--tokenizers", o->tokenizers,
-                "Folder with the tokenizer files (tokenizer cases are skipped so far)");
+                "Folder with the files of each golden tokenizer in a folder of its name");
   c->add_option("--json", o->json, "Also write the results to this file");
   c->add_flag("--failures-only", o->failures_only, "Print only what fails");
   c->add_flag("--strict", o->strict, "Fail when a case is skipped");

@@ -60,6 +60,11 @@ Limits golden_limits(const std::string& op, const std::string& case_name) {
   fail("operator {} has no limits in the table of golden cases", op);
 }
 
+ModelLimits model_limits(const std::string& model_type, DType dtype) {
+  if (dtype == DType::bf16) return {3e-2, 3e-2, 0.12, 0.12};
+  return {model_type == "kda" ? 2e-5 : 1e-5, 1e-6, 5e-5, 1e-4};
+}
+
 bool measured_against_cancellation(const std::string& op, const std::string& case_name,
                                    const std::string& tensor) {
   constexpr std::array ops = {"gated_delta_rule", "kda", "gdn2", "gla", "simple_gla"};

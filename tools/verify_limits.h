@@ -2,6 +2,8 @@
 #pragma once
 #include <string>
 
+#include "tensor/dtype.h"
+
 namespace ebb::tools {
 
 // Limits on ‖x − ref‖ / ‖ref‖ over a tensor.
@@ -14,6 +16,15 @@ struct Limits {
 Limits golden_limits(const std::string& op, const std::string& case_name);
 // bf16 against f64 on the same rounded inputs.
 inline constexpr Limits kBf16Limits = {8e-3, 1.5e-2};
+
+// Whole models against the golden folders. bf16: rounding the weights alone costs half of it.
+struct ModelLimits {
+  double activation = 0;  // hidden states and logits
+  double loss = 0;
+  double gradient = 0;
+  double gate_gradient = 0;  // A_log, dt_bias
+};
+ModelLimits model_limits(const std::string& model_type, DType dtype);
 
 // grad.g of a recurrence whose decay is almost 0: the true gradient lies below the rounding noise
 // of q·dq − k·dk, so the error is measured against the size of those two terms.

@@ -1,0 +1,210 @@
+#include "tools/verify_model.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "autograd/tape.h"
+#include "eval/runner.h"
+#include "models/checkpoint.h"
+#include "tensor/check.h"
+#include "tensor/compare.h"
+#include "tensor/device_flags.h"
+#include "tensor/file.h"
+#include "tensor/safetensors.h"
+#include "tools/verify_limits.h"
+
+namespace ebb::tools {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+json read_config(const std::string& folder) {
+  const std::string file = folder + "/config.json";
+  const json j = json::parse(read_file(file), nullptr, false);
+  check(j.is_object(), "{}: not a JSON object", file);
+  return j;
+}
+
+// Every name the golden file must hold for this model, and no other. -100 marks a label that is
+// left out; targets are the labels, each one position earlier.
+void check_fits(const SafeTensors& io, const LanguageModel& model) {
+  std::set<std::string> want = {
+      "input_ids",     "labels",        "targets",       "logits",
+      "loss",          "hidden.embed",  "ref64.loss",    "hidden.final_norm",
+      "greedy.prompt", "greedy.tokens", "greedy.logits", "greedy.margin"};
+  for (int64_t l = 0; l < model.layers(); ++l) want.insert(fmt::format("hidden.block{}", l));
+  for (const NamedParameter& p : model.named_parameters()) want.insert("grad." + p.name);
+  for (const std::string& name : want) check(io.contains(name), "{}: no {}", io.path(), name);
+  for (const std::string& name : io.names()) {
+    check(want.count(name), "{}: unexpected tensor {}", io.path(), name);
+    check(all_finite(io.get(name)), "{}: {} holds a NaN or infinity", io.path(), name);
+  }
+  const Shape tokens = io.get("input_ids").shape();
+  check(tokens.size() == 2, "{}: input_ids is {}, want [B,T]", io.path(), tokens);
+  const auto labels = io.get("labels", DType::i64, tokens).to_vector<int64_t>(),
+             targets = io.get("targets", DType::i64, tokens).to_vector<int64_t>();
+  const int64_t T = tokens[1];
+  for (int64_t i = 0; i < int64_t(labels.size()); ++i)
+    check(targets[size_t(i)] == (i % T == T - 1 ? -100 : labels[size_t(i) + 1]),
+          "{}: targets are not the labels shifted by one, at token {}", io.path(), i);
+}
+
+class ModelCase {
+ public:
+  ModelCase(const std::string& folder, Device device, DType dtype)
+      : io_(folder + "/io.safetensors"),
+        model_(load_model(folder)),
+        device_(device),
+        dtype_(dtype) {
+    check_fits(io_, *model_);
+    limits_ = model_limits(model_->config().model_type, dtype);
+    if (dtype == DType::f64)
+      for (const NamedParameter& p : model_->named_parameters())
+        p.parameter.set_master(p.parameter.master().to(DType::f64));
+    model_->to(device);
+    if (dtype == DType::bf16) model_->enable_bf16();
+  }
+
+  std::vector<VerifyResult> run() {
+    forward();
+    loss_and_gradients();
+    greedy();
+    check_device_flags(device_);
+    return std::move(results_);
+  }
+
+ private:
+  void compare(const std::string& name, const Tensor& x, double limit) {
+    results_.push_back({.name = name, .error = relative_error(x, io_.get(name)), .limit = limit});
+  }
+
+  void forward() {
+    const NoGrad off;
+    const Var h = model_->hidden(
+        io_.get("input_ids").to(device_), {}, nullptr, nullptr, [&](int64_t l, const Var& x) {
+          compare(l < 0 ? "hidden.embed" : fmt::format("hidden.block{}", l), x.value(),
+                  limits_.activation);
+        });
+    compare("hidden.final_norm", h.value(), limits_.activation);
+    compare("logits", model_->logits(h).value(), limits_.activation);
+  }
+
+  void loss_and_gradients() {
+    const Var loss =
+        model_->loss(io_.get("input_ids").to(device_), io_.get("targets").to(device_)).loss;
+    compare("loss", loss.value(), limits_.loss);
+    // The golden loss is f32; this one is the f64 run's, rounded once.
+    if (dtype_ == DType::f64) compare("ref64.loss", loss.value(), 1e-7);
+    backward(loss);
+    for (const NamedParameter& p : model_->named_parameters()) {
+      check(p.grad().defined(), "{} received no gradient", p.name);
+      const bool gate = p.name.ends_with("A_log") || p.name.ends_with("dt_bias");
+      compare("grad." + p.name, p.grad(), gate ? limits_.gate_gradient : limits_.gradient);
+    }
+  }
+
+  // Prefill, then one step a token. The golden tokens are fed, so that every logit counts even
+  // after a different choice.
+  void greedy() {
+    const auto want = io_.get("greedy.tokens").to_vector<int64_t>();
+    std::vector<Tensor> rows;
+    DecodeState state;
+    Tensor logits =
+        chunked_prefill(*model_, {io_.get("greedy.prompt").to_vector<int64_t>()}, 64, &state);
+    VerifyResult tokens{.name = "greedy.tokens",
+                        .measure = "tokens",
+                        .total = int64_t(want.size()),
+                        .informative = dtype_ == DType::bf16};
+    for (size_t t = 0; t < want.size(); ++t) {
+      if (greedy_choice(logits)[0] != want[t]) {
+        if (tokens.error == 0) tokens.note = fmt::format("first at {}", t);
+        tokens.error += 1;
+      }
+      rows.push_back(logits.to(DType::f64, Device::cpu()));
+      if (t + 1 < want.size())
+        logits = model_->step(Tensor::from(std::vector{want[t]}, {1}, device_), &state);
+    }
+    const Tensor golden = io_.get("greedy.logits");
+    Tensor all = Tensor::empty({int64_t(want.size()), logits.shape().back()}, DType::f64);
+    for (size_t t = 0; t < rows.size(); ++t)
+      copy(all.slice(0, int64_t(t), int64_t(t) + 1), rows[t]);
+    compare("greedy.logits", all, limits_.activation);
+    results_.push_back(tokens);
+  }
+
+  SafeTensors io_;
+  std::unique_ptr<LanguageModel> model_;
+  Device device_;
+  DType dtype_;
+  ModelLimits limits_;
+  std::vector<VerifyResult> results_;
+};
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string pattern = (fs::temp_directory_path() / "ebb_verify_XXXXXX").string();
+    check(::mkdtemp(pattern.data()) != nullptr, "verify: cannot make a folder {}", pattern);
+    path_ = pattern;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+// Every tensor bit-equal, every config field kept.
+VerifyResult written_back(const std::string& folder) {
+  const TemporaryFolder copy;
+  save_model(copy.path(), *load_model(folder));
+  const SafeTensors before(folder + "/model.safetensors"),
+      after(copy.path() + "/model.safetensors");
+  std::set<std::string> names;
+  for (const SafeTensors* f : {&before, &after})
+    for (const std::string& name : f->names()) names.insert(name);
+  VerifyResult r{.name = "written back", .measure = "tensors and fields"};
+  const auto count = [&](const std::string& name, bool equal) {
+    ++r.total;
+    if (equal) return;
+    if (r.error == 0) r.note = "first " + name;
+    r.error += 1;
+  };
+  for (const std::string& name : names)
+    count(name, before.contains(name) && after.contains(name) &&
+                    bitwise_equal(before.get(name), after.get(name)));
+  const json given = read_config(folder), kept = read_config(copy.path());
+  for (const auto& [key, value] : given.items())
+    count("config.json/" + key, kept.contains(key) && kept[key] == value);
+  return r;
+}
+
+}  // namespace
+
+std::string model_not_implemented(const std::string& folder) {
+  const json config = read_config(folder);
+  check(config.contains("model_type") && config["model_type"].is_string(),
+        "{}/config.json: model_type is missing", folder);
+  const std::string type = config["model_type"];
+  const std::vector<std::string>& types = model_types();
+  if (std::find(types.begin(), types.end(), type) != types.end()) return "";
+  return fmt::format("model_type {} is not in this version of ebb", type);
+}
+
+std::vector<VerifyResult> verify_model(const std::string& folder, Device device, DType dtype) {
+  std::vector<VerifyResult> results = ModelCase(folder, device, dtype).run();
+  results.push_back(written_back(folder));
+  return results;
+}
+
+}  // namespace ebb::tools
