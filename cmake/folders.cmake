@@ -29,7 +29,10 @@ set(EBB_EVAL_SOURCES
   eval/embedded.cpp
   eval/haystack.cpp
   eval/niah.cpp
+  eval/niah_data.cpp
   eval/niah_generator.cpp
+  eval/perplexity.cpp
+  eval/retrieval.cpp
   eval/runner.cpp
   eval/statistics.cpp
 )

@@ -11,6 +11,7 @@ set(EBB_UNIT_TESTS
   data_test.cpp
   decay_init_test.cpp
   eval_golden_test.cpp
+  eval_run_test.cpp
   eval_test.cpp
   event_test.cpp
   file_test.cpp

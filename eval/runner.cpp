@@ -12,12 +12,18 @@ std::vector<int64_t> greedy_choice(const Tensor& logits) {
   return argmax(logits, {-1}).to_vector<int64_t>();
 }
 
+int64_t window_share(int64_t window_tokens, int64_t n) {
+  constexpr int64_t kChunk = 64;
+  const int64_t share = std::max<int64_t>(1, window_tokens / std::max<int64_t>(n, 1));
+  return share < kChunk ? share : share / kChunk * kChunk;
+}
+
 Tensor chunked_prefill(const LanguageModel& model, const std::vector<std::vector<int64_t>>& prompts,
                        int64_t prefill_tokens, DecodeState* state) {
   const NoGrad off;
   const int64_t N = int64_t(prompts.size());
   const Device device = model.device();
-  const int64_t share = std::max<int64_t>(1, prefill_tokens / std::max<int64_t>(N, 1));
+  const int64_t share = window_share(prefill_tokens, N);
   int64_t longest = 0;
   for (const auto& p : prompts) {
     check(!p.empty(), "generate: a prompt is empty");
@@ -72,7 +78,8 @@ void generate_batch(const LanguageModel& model, const Tokenizer& tokenizer,
   for (size_t i = 0; i < prompts.size(); ++i) active.push_back(int64_t(i));
   const auto eos = tokenizer.eos();
   for (int64_t made = 0; made < options.max_new_tokens && !active.empty(); ++made) {
-    const std::vector<int64_t> next = greedy_choice(logits);
+    const std::vector<int64_t> next =
+        greedy_choice(logits.slice(1, 0, std::min(logits.size(1), tokenizer.vocab_size())));
     std::vector<int64_t> kept, tokens, owners;
     for (size_t r = 0; r < active.size(); ++r) {
       Generation& g = out[active[r]];

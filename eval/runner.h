@@ -26,8 +26,8 @@ struct Generation {
   bool reached_eos = false;
 };
 
-// Greedy: the largest logit, ties to the lowest id; stops at max_new_tokens, EOS or a stop string.
-// Throws on an empty prompt.
+// Greedy: the largest logit among the tokenizer's ids (a model's table may be padded), ties to the
+// lowest id; stops at max_new_tokens, EOS or a stop string. Throws on an empty prompt.
 std::vector<Generation> generate(const LanguageModel& model, const Tokenizer& tokenizer,
                                  const std::vector<std::vector<int64_t>>& prompts,
                                  const GenerateOptions& options);
@@ -36,6 +36,10 @@ std::vector<Generation> generate(const LanguageModel& model, const Tokenizer& to
 // `prefill_tokens` packed tokens at a time, so that long prompts need little memory.
 Tensor chunked_prefill(const LanguageModel& model, const std::vector<std::vector<int64_t>>& prompts,
                        int64_t prefill_tokens, DecodeState* state);
+
+// Tokens of each of n sequences in one packed window: whole chunks of the recurrence where there is
+// room, so that a sequence is cut alike whatever stands beside it.
+int64_t window_share(int64_t window_tokens, int64_t n);
 
 // Index of the largest value of each row, the lowest among equals: [N,V] -> N.
 std::vector<int64_t> greedy_choice(const Tensor& logits);

@@ -8,12 +8,26 @@
 
 namespace ebb {
 
-Interval wilson(double hits, int64_t n) {
-  if (n == 0) return {0, 1};
-  const double z = 1.959963984540054, p = hits / double(n), zz = z * z / double(n);
+namespace {
+
+Interval wilson_of(double p, double n) {
+  const double z = 1.959963984540054, zz = z * z / n;
   const double center = (p + zz / 2) / (1 + zz);
-  const double half = z * std::sqrt(p * (1 - p) / double(n) + zz / (4 * double(n))) / (1 + zz);
+  const double half = z * std::sqrt(p * (1 - p) / n + zz / (4 * n)) / (1 + zz);
   return {std::max(0.0, center - half), std::min(1.0, center + half)};
+}
+
+}  // namespace
+
+Interval wilson(double hits, int64_t n) {
+  return n == 0 ? Interval{0, 1} : wilson_of(hits / double(n), double(n));
+}
+
+Interval DistanceBin::interval() const {
+  double inverse = 0;
+  for (int64_t n : samples)
+    if (n > 0) inverse += 1 / double(n);
+  return tasks == 0 ? Interval{0, 1} : wilson_of(accuracy, double(tasks * tasks) / inverse);
 }
 
 double pearson(const std::vector<double>& x, const std::vector<double>& y) {
@@ -97,6 +111,8 @@ DistanceCurves distance_curves(const std::vector<DistanceTask>& tasks, int64_t b
         n[b] += 1;
       }
       for (size_t b = 0; b < curve.size(); ++b) {
+        curve[b].samples.push_back(int64_t(n[b]));
+        curve[b].right.push_back(sum[b]);
         if (n[b] == 0) continue;
         curve[b].accuracy += sum[b] / n[b];
         ++curve[b].tasks;

@@ -27,7 +27,13 @@ struct DistanceTask {
 struct DistanceBin {
   double center = 0;
   double accuracy = 0;  // mean of the task means; NaN when no task has a sample
-  int64_t tasks = 0;
+  int64_t tasks = 0;    // that have samples here
+  // Of each task with this length, in the order given.
+  std::vector<int64_t> samples = {};
+  std::vector<double> right = {};
+  // 95%: Wilson's, with the number of samples at which one proportion would have the variance of
+  // this mean of m proportions, m^2 / sum(1/n_i). For one task that is Wilson's own interval.
+  Interval interval() const;
 };
 struct DistanceCurves {
   std::vector<double> edges;    // bins + 1

@@ -4,6 +4,7 @@
 #include "models/calibrate.h"
 #include "models/delta.h"
 #include "ops/elementwise.h"
+#include "ops/indexing.h"
 #include "ops/linear_cross_entropy.h"
 #include "ops/matmul.h"
 #include "ops/movement.h"
@@ -12,16 +13,13 @@
 namespace ebb {
 
 DecodeState DecodeState::select(const std::vector<int64_t>& rows) const {
+  const NoGrad off;
   DecodeState out;
   for (const MixerState& layer : layers) {
     MixerState s;
     for (const Tensor& t : layer.tensors) {
-      Shape shape = t.shape();
-      shape[0] = int64_t(rows.size());
-      Tensor picked = Tensor::empty(shape, t.dtype(), t.device());
-      for (size_t i = 0; i < rows.size(); ++i)
-        copy(picked.select(0, int64_t(i)), t.select(0, rows[i]));
-      s.tensors.push_back(std::move(picked));
+      s.tensors.push_back(
+          index_select(t, 0, Tensor::from(rows, {int64_t(rows.size())}, t.device())).value());
     }
     out.layers.push_back(std::move(s));
   }
@@ -118,7 +116,9 @@ Var LanguageModel::hidden(const Tensor& tokens, const SeqLayout& layout, const D
   return close(s);
 }
 
-Var LanguageModel::logits(const Var& hidden) const { return linear(hidden, head_weight()); }
+Var LanguageModel::logits(const Var& hidden, std::optional<DType> dtype) const {
+  return linear(hidden, head_weight(), {}, {.output = dtype});
+}
 
 LanguageModel::LossResult LanguageModel::loss(const Tensor& tokens, const Tensor& labels,
                                               const SeqLayout& layout, const Tensor& count) const {

@@ -7,6 +7,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "models/config.h"
@@ -58,7 +59,8 @@ class LanguageModel : public Module {
   Var hidden(const Tensor& tokens, const SeqLayout& layout = {},
              const DecodeState* initial = nullptr, DecodeState* final = nullptr,
              const Trace& trace = {}) const;
-  Var logits(const Var& hidden) const;  // [...,d] -> [...,V]
+  // [...,d] -> [...,V], in the activations' dtype or in the one asked for (f32).
+  Var logits(const Var& hidden, std::optional<DType> dtype = {}) const;
   Var embed(const Tensor& tokens) const { return body_.embeddings.forward(tokens); }
 
   struct LossResult {

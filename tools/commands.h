@@ -20,6 +20,7 @@ namespace ebb::tools {
 
 // ---- the subcommands ----
 void add_bench(CLI::App& app);      // tools/bench_command.cpp
+void add_eval(CLI::App& app);       // tools/eval_command.cpp
 void add_gradcheck(CLI::App& app);  // tools/gradcheck_command.cpp
 void add_train(CLI::App& app);      // tools/train.cpp
 void add_verify(CLI::App& app);     // tools/verify_command.cpp

@@ -1,0 +1,22 @@
+// A tiny model with room for the byte vocabulary, for tests that need one to run.
+#pragma once
+#include <memory>
+
+#include "models/language_model.h"
+
+namespace ebb::testing {
+
+inline std::unique_ptr<LanguageModel> small_model(uint64_t seed = 1) {
+  ModelConfig config;
+  config.vocab_size = 300;
+  config.hidden_size = 32;
+  config.num_hidden_layers = 2;
+  config.num_heads = 2;
+  config.head_dim = 16;
+  config.initializer_range = 0.3;  // far from ties
+  auto model = make_model(config);
+  init_weights(*model, seed);
+  return model;
+}
+
+}  // namespace ebb::testing

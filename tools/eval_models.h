@@ -1,0 +1,28 @@
+// The models of `ebb eval`: which folders, under which names, with which tokenizers.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models/language_model.h"
+#include "models/tokenizer.h"
+
+namespace ebb::tools {
+
+struct EvalModel {
+  std::string name;    // unique
+  std::string folder;  // with config.json and model.safetensors
+  Tokenizer tokenizer;
+};
+
+// Entries FOLDER or NAME=FOLDER. A folder is a model's or a run's, of which the newest intact
+// checkpoint is taken. `tokenizer`: for all of them, "" for each its own. Without a name, the
+// shortest ends of the paths that differ.
+std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
+                                        const std::string& tokenizer);
+
+// On the device, with bf16 shadows when dtype asks for them.
+std::unique_ptr<LanguageModel> load_eval_model(const EvalModel& m, Device device, DType dtype);
+nlohmann::json eval_model_record(const EvalModel& m, const LanguageModel& model);
+
+}  // namespace ebb::tools
