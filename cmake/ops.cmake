@@ -101,8 +101,10 @@ set(EBB_TOOL_SOURCES
   tools/gradcheck.cpp
   tools/gradcheck_command.cpp
   tools/main.cpp
-  tools/train.cpp
+  tools/progress_line.cpp
   tools/result_file.cpp
+  tools/tokenize.cpp
+  tools/train.cpp
   tools/verify.cpp
   tools/verify_adapters.cpp
   tools/verify_case.cpp

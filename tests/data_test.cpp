@@ -162,6 +162,15 @@ TEST_F(Data, LoaderRefusesWhatDoesNotFit) {
   EXPECT_NE(message([&] { expand_shards({path("nothing")}); }).find("nothing"), std::string::npos);
 }
 
+TEST_F(Data, APrefixStandsForItsOwnShardsOnly) {
+  for (const char* name : {"train-00001.bin", "train-00000.bin", "train-extra-00000.bin",
+                           "train-100000.bin", "train-.bin", "train-0000.bin", "train-00002.txt"})
+    put(name, "");
+  EXPECT_EQ(expand_shards({path("train")}),
+            (std::vector<std::string>{path("train-00000.bin"), path("train-00001.bin"),
+                                      path("train-100000.bin")}));
+}
+
 TEST(Permutation, IsABijectionForEverySize) {
   for (int64_t n : {1, 2, 3, 7, 64, 65, 1000})
     for (uint64_t epoch : {0, 1}) {

@@ -61,6 +61,12 @@ DType parse_dtype(const std::string& text, const std::vector<DType>& allowed) {
   throw UsageError(fmt::format("--dtype '{}': want one of {}", text, names));
 }
 
+std::string grouped(int64_t n) {
+  std::string digits = std::to_string(n < 0 ? -n : n);
+  for (int64_t at = int64_t(digits.size()) - 3; at > 0; at -= 3) digits.insert(size_t(at), ",");
+  return n < 0 ? "-" + digits : digits;
+}
+
 std::string closest(const std::string& word, const std::vector<std::string>& candidates) {
   std::string best;
   size_t least = std::max<size_t>(1, word.size() / 3) + 1;

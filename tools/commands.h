@@ -22,6 +22,7 @@ namespace ebb::tools {
 void add_bench(CLI::App& app);      // tools/bench_command.cpp
 void add_eval(CLI::App& app);       // tools/eval_command.cpp
 void add_gradcheck(CLI::App& app);  // tools/gradcheck_command.cpp
+void add_tokenize(CLI::App& app);   // tools/tokenize.cpp
 void add_train(CLI::App& app);      // tools/train.cpp
 void add_verify(CLI::App& app);     // tools/verify_command.cpp
 
@@ -44,6 +45,8 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 // that says why.
 Device usable_device(const std::string& text);
 DType parse_dtype(const std::string& text, const std::vector<DType>& allowed);
+
+std::string grouped(int64_t n);  // 103,789,528
 
 // The candidate closest to `word` by edit distance, if close enough to be a typing error; else "".
 std::string closest(const std::string& word, const std::vector<std::string>& candidates);

@@ -11,7 +11,8 @@ namespace ebb::tools {
 namespace {
 
 void add_commands(CLI::App& app) {
-  for (const auto add : {add_train, add_eval, add_verify, add_bench, add_gradcheck}) add(app);
+  for (const auto add : {add_tokenize, add_train, add_eval, add_verify, add_bench, add_gradcheck})
+    add(app);
 }
 
 std::vector<std::string> command_names(const CLI::App& app) {

@@ -7,6 +7,7 @@
 
 #include "models/config_reader.h"
 #include "tensor/check.h"
+#include "train/shards.h"
 
 namespace ebb {
 
@@ -263,8 +264,7 @@ std::vector<std::string> expand_shards(const std::vector<std::string>& entries) 
     if (fs::is_directory(folder))
       for (const auto& f : fs::directory_iterator(folder)) {
         const std::string base = f.path().filename().string();
-        if (base.starts_with(prefix.filename().string() + "-") && base.ends_with(".bin"))
-          found.push_back(f.path().string());
+        if (is_shard_name(base, prefix.filename().string())) found.push_back(f.path().string());
       }
     check(!found.empty(), "data: no shard {} and none called {}-*.bin", e, e);
     std::sort(found.begin(), found.end());

@@ -68,6 +68,15 @@ void Shard::verify() const {
           token(i), info_.vocab_size);
 }
 
+bool is_shard_name(const std::string& name, const std::string& prefix) {
+  const std::string begin = prefix + "-", end = ".bin";
+  if (name.size() < begin.size() + 5 + end.size() || !name.starts_with(begin) ||
+      !name.ends_with(end))
+    return false;
+  const std::string digits = name.substr(begin.size(), name.size() - begin.size() - end.size());
+  return digits.find_first_not_of("0123456789") == std::string::npos;
+}
+
 ShardWriter::ShardWriter(std::string prefix, uint64_t vocab_hash, int64_t vocab_size,
                          int64_t tokens_per_shard)
     : prefix_(std::move(prefix)), limit_(tokens_per_shard) {

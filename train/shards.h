@@ -50,6 +50,9 @@ class Shard {
   uint64_t checksum_ = 0;
 };
 
+// Whether `name` is one that ShardWriter gives to the shards of `prefix` (both without folder).
+bool is_shard_name(const std::string& name, const std::string& prefix);
+
 // Writes shards PREFIX-00000.bin, PREFIX-00001.bin, ... of about `tokens_per_shard` tokens; a
 // document is never cut. Each appears whole or not at all.
 class ShardWriter {

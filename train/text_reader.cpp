@@ -21,6 +21,7 @@ namespace {
 
 constexpr size_t kPiece = 1 << 20;
 using Piece = std::function<void(std::string_view)>;
+using Consumed = std::function<void(int64_t)>;
 using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
 
 File open_file(const std::string& path) {
@@ -29,21 +30,27 @@ File open_file(const std::string& path) {
   return f;
 }
 
-void read_plain(const std::string& path, const Piece& piece) {
+void read_plain(const std::string& path, const Piece& piece, const Consumed& consumed) {
   const File f = open_file(path);
   std::vector<char> buffer(kPiece);
-  while (const size_t n = std::fread(buffer.data(), 1, kPiece, f.get())) piece({buffer.data(), n});
+  int64_t read = 0;
+  while (const size_t n = std::fread(buffer.data(), 1, kPiece, f.get())) {
+    piece({buffer.data(), n});
+    if (consumed) consumed(read += int64_t(n));
+  }
   check(!std::ferror(f.get()), "read: {} failed: {}", path, std::strerror(errno));
 }
 
 #ifdef EBB_WITH_ZLIB
-void read_gzip(const std::string& path, const Piece& piece) {
+void read_gzip(const std::string& path, const Piece& piece, const Consumed& consumed) {
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> f(gzopen(path.c_str(), "rb"), gzclose);
   check(f != nullptr, "read: cannot open {}", path);
   std::vector<char> buffer(kPiece);
   int n = 0;
-  while ((n = gzread(f.get(), buffer.data(), unsigned(kPiece))) > 0)
+  while ((n = gzread(f.get(), buffer.data(), unsigned(kPiece))) > 0) {
     piece({buffer.data(), size_t(n)});
+    if (consumed) consumed(int64_t(gzoffset(f.get())));
+  }
   int code = Z_OK;
   const char* why = gzerror(f.get(), &code);
   check(n == 0 && (code == Z_OK || code == Z_STREAM_END), "read: {} is damaged gzip: {}", path,
@@ -52,12 +59,13 @@ void read_gzip(const std::string& path, const Piece& piece) {
 #endif
 
 #ifdef EBB_WITH_ZSTD
-void read_zstd(const std::string& path, const Piece& piece) {
+void read_zstd(const std::string& path, const Piece& piece, const Consumed& consumed) {
   const File f = open_file(path);
   const std::unique_ptr<ZSTD_DStream, size_t (*)(ZSTD_DStream*)> stream(ZSTD_createDStream(),
                                                                         ZSTD_freeDStream);
   std::vector<char> in(kPiece), out(kPiece);
   size_t state = 0;
+  int64_t read = 0;
   while (const size_t n = std::fread(in.data(), 1, in.size(), f.get())) {
     ZSTD_inBuffer source{in.data(), n, 0};
     bool full = false;
@@ -68,6 +76,7 @@ void read_zstd(const std::string& path, const Piece& piece) {
       if (target.pos) piece({out.data(), target.pos});
       full = target.pos == target.size && state != 0;
     }
+    if (consumed) consumed(read += int64_t(n));
   }
   check(!std::ferror(f.get()), "read: {} failed: {}", path, std::strerror(errno));
   check(state == 0, "read: {} ends in the middle of a zstd frame: truncated", path);
@@ -108,7 +117,7 @@ bool looks_like_jsonl(const std::string& path) {
 
 }  // namespace
 
-void read_bytes(const std::string& path, const Piece& piece) {
+void read_bytes(const std::string& path, const Piece& piece, const Consumed& consumed) {
   unsigned char magic[4] = {};
   {
     const File f = open_file(path);
@@ -117,7 +126,7 @@ void read_bytes(const std::string& path, const Piece& piece) {
   }
   if (magic[0] == 0x1F && magic[1] == 0x8B) {
 #ifdef EBB_WITH_ZLIB
-    return read_gzip(path, piece);
+    return read_gzip(path, piece, consumed);
 #else
     fail("read: {} is gzip, but this build has no zlib (install zlib1g-dev and configure again)",
          path);
@@ -125,13 +134,13 @@ void read_bytes(const std::string& path, const Piece& piece) {
   }
   if (magic[0] == 0x28 && magic[1] == 0xB5 && magic[2] == 0x2F && magic[3] == 0xFD) {
 #ifdef EBB_WITH_ZSTD
-    return read_zstd(path, piece);
+    return read_zstd(path, piece, consumed);
 #else
     fail("read: {} is zstd, but this build has no zstd (install libzstd-dev and configure again)",
          path);
 #endif
   }
-  read_plain(path, piece);
+  read_plain(path, piece, consumed);
 }
 
 ReadCounts read_documents(const std::string& path, const ReadOptions& options,
@@ -158,7 +167,8 @@ ReadCounts read_documents(const std::string& path, const ReadOptions& options,
                      (options.format == TextFormat::automatic && looks_like_jsonl(path));
   if (!jsonl) {
     std::string all;
-    read_bytes(path, [&](std::string_view piece) { all += piece; });
+    read_bytes(
+        path, [&](std::string_view piece) { all += piece; }, options.consumed);
     hand_out(all, path);
     return counts;
   }
@@ -180,7 +190,8 @@ ReadCounts read_documents(const std::string& path, const ReadOptions& options,
           "{}: field \"{}\" is missing or not a string", where, options.field);
     hand_out(j[options.field].get_ref<const std::string&>(), where);
   });
-  read_bytes(path, [&](std::string_view piece) { lines.feed(piece); });
+  read_bytes(
+      path, [&](std::string_view piece) { lines.feed(piece); }, options.consumed);
   lines.finish();
   return counts;
 }

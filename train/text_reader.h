@@ -16,6 +16,8 @@ struct ReadOptions {
   TextFormat format = TextFormat::automatic;
   std::string field = "text";  // of a JSON line
   BadUtf8 bad_utf8 = BadUtf8::error;
+  // Told, piece by piece, how many bytes of the file (as it is, compressed or not) have been read.
+  std::function<void(int64_t)> consumed = {};
 };
 
 struct ReadCounts {
@@ -27,11 +29,12 @@ struct ReadCounts {
 
 // Calls `document` for each one, in order. A plain text file is one document. Throws naming file
 // and line on: a file that cannot be read or decompressed, a line that is not JSON, a missing or
-// non-string field, invalid UTF-8 under BadUtf8::error.
+// non-string field, invalid UTF-8 under BadUtf8::error. `document` may throw to stop early.
 ReadCounts read_documents(const std::string& path, const ReadOptions& options,
                           const std::function<void(std::string_view)>& document);
 
 // Compressed or not, the decompressed bytes come in pieces of at most a few MB.
-void read_bytes(const std::string& path, const std::function<void(std::string_view)>& piece);
+void read_bytes(const std::string& path, const std::function<void(std::string_view)>& piece,
+                const std::function<void(int64_t)>& consumed = {});
 
 }  // namespace ebb
