@@ -22,7 +22,7 @@ std::vector<double> head_sample(const Tensor& z /*[tokens,H·channels]*/, int64_
 // Walks the blocks on `tokens` in f32. visit(layer, z) sees each layer's pre-activations before
 // the block runs, and may change its gate.
 template <class Visit>
-void walk(LanguageModel& model, const Tensor& tokens, Visit visit) {
+void walk(LanguageModel& model, const Tensor& tokens, const LayerDone& done, Visit visit) {
   const NoGrad off;
   check(model.activation_dtype() != DType::bf16,
         "calibrate: enable bf16 after calibration; activations are f32 here");
@@ -32,6 +32,7 @@ void walk(LanguageModel& model, const Tensor& tokens, Visit visit) {
     const Var x = s.delta.defined() ? add(s.delta, s.stream) : s.stream;
     visit(l, block.mixer().gate_preactivations(block.attn_norm.forward(x).value()));
     s = block.forward(s, {}, nullptr, nullptr);
+    if (done) done(l);
   }
 }
 
@@ -63,10 +64,10 @@ std::vector<HeadReport> measure_layer(const Block& block, int64_t layer, const T
 }  // namespace
 
 std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
-                                       const Tensor& tokens) {
+                                       const Tensor& tokens, const LayerDone& done) {
   const std::vector<double> profile = sensitivity_profile(options, model.layers());
   std::vector<HeadReport> report;
-  walk(model, tokens, [&](int64_t l, const Tensor& z) {
+  walk(model, tokens, done, [&](int64_t l, const Tensor& z) {
     const DecayGate gate = gate_of(model.block(l), l);
     check(gate.channels == 1,
           "calibrate: layer {} has {} channels per head; only scalar decay is "
@@ -107,9 +108,10 @@ void apply_random_gates(LanguageModel& model, uint64_t seed) {
   }
 }
 
-std::vector<HeadReport> measure_gates(LanguageModel& model, const Tensor& tokens) {
+std::vector<HeadReport> measure_gates(LanguageModel& model, const Tensor& tokens,
+                                      const LayerDone& done) {
   std::vector<HeadReport> report;
-  walk(model, tokens, [&](int64_t l, const Tensor& z) {
+  walk(model, tokens, done, [&](int64_t l, const Tensor& z) {
     for (const HeadReport& r : measure_layer(model.block(l), l, z)) report.push_back(r);
   });
   return report;

@@ -1,6 +1,7 @@
 // Decay initialisation of whole models: DAMI's walk over the layers, and its controls.
 //   calibrate(*model, {.scheme = ..., ...}, tokens);
 #pragma once
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,17 +18,20 @@ struct HeadReport {
   double A_log = 0, dt_bias = 0;
 };
 
+using LayerDone = std::function<void(int64_t layer)>;  // progress; may be empty
+
 // DAMI, layer by layer: with the new gates of the layers below in place, the pre-activations z of
 // layer l on `tokens` (i64 [B,T]) decide its dt_bias and A_log. All else keeps its values.
 // Activations in f32; runs on the model's device. (DAMI section on layer-sequential calibration.)
 std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
-                                       const Tensor& tokens);
+                                       const Tensor& tokens, const LayerDone& done = {});
 // PoST control: A_log of every layer linear in the head over ln(train_length); dt_bias is kept.
 void apply_post(LanguageModel& model, double train_length);
 // Native rule: A_log and dt_bias drawn by (seed, name), as init_weights does.
 void apply_random_gates(LanguageModel& model, uint64_t seed);
 
 // Sensitivities and timescales of the gates as they stand, on a sample.
-std::vector<HeadReport> measure_gates(LanguageModel& model, const Tensor& tokens);
+std::vector<HeadReport> measure_gates(LanguageModel& model, const Tensor& tokens,
+                                      const LayerDone& done = {});
 
 }  // namespace ebb

@@ -1,8 +1,10 @@
 #include "models/checkpoint.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 
+#include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
 #include "tensor/safetensors.h"
@@ -39,6 +41,12 @@ void save_model(const std::string& folder, const LanguageModel& model, const Tok
 
 std::unique_ptr<LanguageModel> load_or_make(const std::string& folder_or_preset, uint64_t seed) {
   if (fs::is_directory(folder_or_preset)) return load_model(folder_or_preset);
+  const std::vector<std::string> names = preset_names();
+  if (std::find(names.begin(), names.end(), folder_or_preset) == names.end()) {
+    const std::string near = closest(folder_or_preset, names);
+    fail("{} is neither a model folder nor a preset{}; presets: {}", folder_or_preset,
+         near.empty() ? "" : " (did you mean " + near + "?)", fmt::join(names, ", "));
+  }
   auto model = make_model(preset(folder_or_preset));
   init_weights(*model, seed);
   return model;

@@ -16,7 +16,8 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder);
 // masters under their public names. Creates the folder.
 void save_model(const std::string& folder, const LanguageModel& model,
                 const Tokenizer* tokenizer = nullptr);
-// A folder, or the name of a preset (with random weights from `seed`).
+// A folder, or the name of a preset (with random weights from `seed`). Throws with the list of
+// presets when it is neither.
 std::unique_ptr<LanguageModel> load_or_make(const std::string& folder_or_preset, uint64_t seed);
 
 }  // namespace ebb

@@ -1,0 +1,131 @@
+// `ebb inspect`: counts that must be exact, and gates as the library measures them.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "models/calibrate.h"
+#include "tensor/file.h"
+#include "tests/cli.h"
+#include "tests/model_folder.h"
+
+namespace ebb::testing {
+namespace {
+
+using nlohmann::json;
+
+void expect_lines(const std::string& out, const std::vector<std::string>& parts) {
+  for (const std::string& p : parts)
+    EXPECT_NE(out.find(p), std::string::npos) << "want " << p << "\n" << out;
+}
+
+void expect_failure(const CliResult& r, const std::string& text, int code = 1) {
+  EXPECT_EQ(r.code, code) << r.out << r.err;
+  EXPECT_EQ(r.out, "");
+  EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+  EXPECT_NE(r.err.find(text), std::string::npos) << "want " << text << "\n" << r.err;
+}
+
+// The published size of the paper's Gated DeltaNet, to the last parameter.
+TEST(Inspect, PresetHasThePaperCount) {
+  const CliResult r = run_ebb("inspect gdn-100m");
+  ASSERT_EQ(r.code, 0) << r.err;
+  expect_lines(r.out, {"parameters                                         103,789,528\n",
+                       "layers 0-17, each 3,945,612 ", " 71,021,016\n", " 16,384,000  [32000,512]",
+                       "mlp                                              2,359,296\n",
+                       "each layer f32 [6,64,128] ", "  49,152 elements"});
+}
+
+TEST(Inspect, JsonAddsUp) {
+  const CliResult r =
+      run_ebb("inspect " + std::string(EBB_TEST_DATA) + "/models/gated_deltanet_gva --json -");
+  ASSERT_EQ(r.code, 0) << r.err;
+  const json j = json::parse(r.out);
+  EXPECT_EQ(j["parameters"], 98184);  // as the public library counts it
+  int64_t sum = 0;
+  for (const json& p : j["outside_layers"]) sum += p["elements"].get<int64_t>();
+  for (const json& g : j["layers"]) {
+    int64_t layer = 0;
+    for (const json& p : g["parameters"]) layer += p["elements"].get<int64_t>();
+    EXPECT_EQ(layer, g["elements_per_layer"]);
+    sum += layer * (g["last"].get<int64_t>() - g["first"].get<int64_t>() + 1);
+  }
+  EXPECT_EQ(sum, 98184);
+  // Two value heads of [32,32], and 4 columns of 32 + 32 + 64 channels, in f32, twice.
+  EXPECT_EQ(j["state"]["bytes_f32"], 2 * 4 * (2 * 32 * 32 + 128 * 4));
+  EXPECT_EQ(j["state"]["bytes_bf16"], 2 * (4 * 2 * 32 * 32 + 2 * 128 * 4));
+  EXPECT_FALSE(j.contains("gates"));
+}
+
+TEST(Inspect, GatesOnTextAndOnItsShards) {
+  const ScratchFolder scratch;
+  const std::string model = scratch.path() + "/m", text = scratch.path() + "/t.txt";
+  save_small_model(model);
+  write_file_atomically(text, some_text(4000));
+  ASSERT_EQ(run_ebb("tokenize " + text + " --tokenizer bytes --out " + scratch.path() + "/t").code,
+            0);
+  const std::string size = " --sequences 2 --length 500 ";
+  std::vector<json> gates;
+  for (const std::string& source :
+       {text + " --tokenizer bytes", scratch.path() + "/t", scratch.path() + "/t-00000.bin"}) {
+    const CliResult r = run_ebb("inspect " + model + " --tokens " + source + size + "--json -");
+    ASSERT_EQ(r.code, 0) << r.err;
+    gates.push_back(json::parse(r.out)["gates"]);
+  }
+  EXPECT_EQ(gates[0], gates[1]);
+  EXPECT_EQ(gates[0], gates[2]);
+
+  const Tensor tokens = Tensor::from(Tokenizer::bytes().encode(some_text(1000)), {2, 500});
+  const auto here = measure_gates(*load_model(model), tokens);
+  ASSERT_EQ(gates[0].size(), 4u);
+  ASSERT_EQ(here.size(), 4u);
+  for (size_t i = 0; i < here.size(); ++i) {
+    EXPECT_EQ(gates[0][i]["layer"], here[i].layer);
+    EXPECT_EQ(gates[0][i]["head"], here[i].head);
+    EXPECT_NEAR(gates[0][i]["timescale"].get<double>() / here[i].timescale, 1, 1e-6);
+    EXPECT_NEAR(gates[0][i]["sensitivity"].get<double>() / here[i].sensitivity, 1, 1e-6);
+  }
+  const CliResult shown = run_ebb("inspect " + model + " --tokens " + scratch.path() + "/t" + size);
+  expect_lines(shown.out, {"decay gates on the first 2 x 500 tokens of ", "timescale, tokens",
+                           fmt::format("{:>10}", fmt::format("{:.5g}", here[1].timescale)),
+                           fmt::format("{:>10}", fmt::format("{:.4f}", here[2].sensitivity))});
+}
+
+TEST(Inspect, WrongInput) {
+  const ScratchFolder scratch;
+  const std::string model = scratch.path() + "/m", text = scratch.path() + "/t.txt";
+  save_small_model(model);
+  write_file_atomically(text, some_text(100));
+  expect_failure(run_ebb("inspect gdn-100"), "(did you mean gdn-100m?); presets: gdn-100m");
+  expect_failure(run_ebb("inspect " + scratch.path()), "config.json");
+  expect_failure(run_ebb("inspect"), "model is required", 2);
+  expect_failure(run_ebb("inspect " + model + " --tokens " + text), "with --tokenizer", 2);
+  expect_failure(run_ebb("inspect " + model + " --tokens " + text + " --tokenizer bytes"),
+                 "gives 101 tokens, 8 x 4096 are asked for");
+  expect_failure(run_ebb("inspect " + model + " --tokens " + scratch.path() + "/none"), "no shard");
+  expect_failure(
+      run_ebb("inspect " + model + " --tokens " + text + " --tokenizer bytes --sequences 0"),
+      "want at least 1", 2);
+  write_file_atomically(model + "/config.json", R"({"model_type": "gated_deltanet", "attn": {}})");
+  expect_failure(run_ebb("inspect " + model), "hybrid attention");
+}
+
+#ifdef EBB_WITH_SENTENCEPIECE
+TEST(Inspect, AVocabularyLargerThanTheModels) {
+  const ScratchFolder scratch;
+  const std::string model = scratch.path() + "/m", text = scratch.path() + "/t.txt";
+  const std::string tokenizer = std::string(EBB_TEST_DATA) + "/tokenizers/three-men";
+  save_small_model(model);
+  write_file_atomically(text, some_text(100));
+  const std::string want = "tokens of a vocabulary of 512, and the model's has 300";
+  expect_failure(run_ebb("inspect " + model + " --tokens " + text + " --tokenizer " + tokenizer),
+                 want);
+  const std::string shard = scratch.path() + "/t";
+  ASSERT_EQ(run_ebb("tokenize " + text + " --tokenizer " + tokenizer + " --out " + shard).code, 0);
+  expect_failure(run_ebb("inspect " + model + " --tokens " + shard), want);
+}
+#endif
+
+}  // namespace
+}  // namespace ebb::testing

@@ -1,0 +1,194 @@
+#include "tools/model_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "tensor/check.h"
+#include "tools/commands.h"
+
+namespace ebb::tools {
+namespace {
+
+using nlohmann::json;
+
+// "model.layers.12.attn.A_log" -> 12 and "attn.A_log"; false for what stands outside the layers.
+bool split_name(const std::string& name, int64_t* layer, std::string* rest) {
+  const std::string mark = "layers.";
+  const size_t at = name.find(mark);
+  if (at == std::string::npos) return false;
+  const size_t dot = name.find('.', at + mark.size());
+  *layer = std::stoll(name.substr(at + mark.size(), dot));
+  *rest = name.substr(dot + 1);
+  return true;
+}
+
+void count_parameters(const LanguageModel& model, ModelReport* r) {
+  std::set<const Slot*> seen;
+  for (const NamedParameter& p : model.named_parameters()) {
+    r->parameters += p.shape.numel();
+    int64_t layer = 0;
+    std::string name;
+    if (!split_name(p.name, &layer, &name)) {
+      r->outside.push_back({p.name, p.shape});
+    } else {
+      if (r->layers.empty() || r->layers.back().last != layer)
+        r->layers.push_back({layer, layer, {}, 0});
+      r->layers.back().parameters.push_back({name, p.shape});
+      r->layers.back().per_layer += p.shape.numel();
+    }
+    if (!seen.insert(p.parameter.slot().get()).second) continue;
+    const Tensor& master = p.parameter.master();  // fused ones may hold padding rows
+    const bool shadow = master.dim() >= 2 && p.parameter.uses_shadow();
+    r->training_bytes += master.numel() * (16 + (shadow ? 2 : 0));
+  }
+  r->weight_bytes = 4 * r->parameters;
+  std::vector<LayerGroup> merged;
+  for (LayerGroup& g : r->layers) {
+    if (!merged.empty() && merged.back().parameters == g.parameters)
+      merged.back().last = g.last;
+    else
+      merged.push_back(std::move(g));
+  }
+  r->layers = std::move(merged);
+}
+
+void measure_state(const LanguageModel& model, ModelReport* r) {
+  for (int64_t l = 0; l < model.layers(); ++l) {
+    const Mixer& mixer = model.block(l).mixer();
+    r->state.emplace_back();
+    for (const Tensor& t : mixer.zero_state(1, DType::f32, Device::cpu()).tensors) {
+      r->state.back().push_back(
+          {fmt::format("{} {}", t.dtype(), t.shape().from(1)), t.numel(), t.nbytes()});
+      r->state_bytes_f32 += t.nbytes();
+    }
+    for (const Tensor& t : mixer.zero_state(1, DType::bf16, Device::cpu()).tensors)
+      r->state_bytes_bf16 += t.nbytes();
+  }
+}
+
+json lines_to_json(const std::vector<ParameterLine>& lines) {
+  json out = json::array();
+  for (const ParameterLine& p : lines)
+    out.push_back({{"name", p.name},
+                   {"shape", std::vector<int64_t>(p.shape.begin(), p.shape.end())},
+                   {"elements", p.shape.numel()}});
+  return out;
+}
+
+void print_line(int indent, const std::string& name, int64_t n, const std::string& rest = "") {
+  fmt::print("{:<46}{:>16}{}\n", std::string(size_t(indent), ' ') + name, grouped(n),
+             rest.empty() ? "" : "  " + rest);
+}
+
+// The tensors of one layer, those of one module (attn, mlp) below its sum.
+void print_layer(const std::vector<ParameterLine>& lines) {
+  const auto module = [](const ParameterLine& p) { return p.name.substr(0, p.name.find('.')); };
+  for (auto begin = lines.begin(); begin != lines.end();) {
+    const auto end = std::find_if(begin, lines.end(),
+                                  [&](const auto& p) { return module(p) != module(*begin); });
+    const bool alone = end - begin == 1;
+    int64_t sum = 0;
+    for (auto p = begin; p != end; ++p) sum += p->shape.numel();
+    if (!alone) print_line(4, module(*begin), sum);
+    for (; begin != end; ++begin)
+      print_line(alone ? 4 : 6, alone ? begin->name : begin->name.substr(module(*begin).size() + 1),
+                 begin->shape.numel(), begin->shape.str());
+  }
+}
+
+// Layers that carry the same state as the first are not repeated.
+void print_state(const ModelReport& r) {
+  const auto equal = [](const auto& a, const auto& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const auto& x, const auto& y) { return x.shape == y.shape; });
+  };
+  const bool same = std::all_of(r.state.begin(), r.state.end(),
+                                [&](const auto& layer) { return equal(layer, r.state[0]); });
+  for (size_t l = 0; l < (same ? 1 : r.state.size()); ++l)
+    for (const ModelReport::State& s : r.state[l])
+      print_line(2, (same ? "each layer " : fmt::format("layer {} ", l)) + s.shape, s.bytes,
+                 grouped(s.elements) + " elements");
+}
+
+}  // namespace
+
+ModelReport report_model(const LanguageModel& model) {
+  ModelReport r;
+  count_parameters(model, &r);
+  measure_state(model, &r);
+  return r;
+}
+
+void print_report(const ModelReport& r) {
+  print_line(0, "parameters", r.parameters);
+  const auto print_outside = [&](bool before) {
+    for (const ParameterLine& p : r.outside)
+      if ((p.name.find("embed") != std::string::npos) == before)
+        print_line(2, p.name, p.shape.numel(), p.shape.str());
+  };
+  print_outside(true);
+  for (const LayerGroup& g : r.layers) {
+    const int64_t n = g.last - g.first + 1;
+    if (n > 1)
+      print_line(2, fmt::format("layers {}-{}, each {}", g.first, g.last, grouped(g.per_layer)),
+                 n * g.per_layer);
+    else
+      print_line(2, fmt::format("layer {}", g.first), g.per_layer);
+    print_layer(g.parameters);
+  }
+  print_outside(false);
+  fmt::print("\n");
+  print_line(0, "bytes of the weights in f32", r.weight_bytes);
+  print_line(0, "bytes of a training run before activations", r.training_bytes,
+             "f32 master, gradient, two moments; bf16 shadows");
+  fmt::print("\n");
+  print_line(0, "bytes of a sequence's decoding state, f32", r.state_bytes_f32);
+  print_line(0, "bytes of a sequence's decoding state, bf16", r.state_bytes_bf16);
+  print_state(r);
+}
+
+json to_json(const ModelReport& r) {
+  json layers = json::array(), state = json::array();
+  for (const LayerGroup& g : r.layers)
+    layers.push_back({{"first", g.first},
+                      {"last", g.last},
+                      {"elements_per_layer", g.per_layer},
+                      {"parameters", lines_to_json(g.parameters)}});
+  for (const auto& layer : r.state) {
+    state.push_back(json::array());
+    for (const ModelReport::State& s : layer)
+      state.back().push_back({{"tensor", s.shape}, {"elements", s.elements}, {"bytes", s.bytes}});
+  }
+  return {
+      {"parameters", r.parameters},
+      {"outside_layers", lines_to_json(r.outside)},
+      {"layers", layers},
+      {"weight_bytes_f32", r.weight_bytes},
+      {"training_bytes", r.training_bytes},
+      {"state",
+       {{"layers", state}, {"bytes_f32", r.state_bytes_f32}, {"bytes_bf16", r.state_bytes_bf16}}}};
+}
+
+void print_gates(const std::vector<HeadReport>& gates) {
+  int64_t heads = 0;
+  for (const HeadReport& g : gates) heads = std::max(heads, g.head + 1);
+  const auto table = [&](const char* title,
+                         const std::function<std::string(const HeadReport&)>& cell) {
+    fmt::print("\n{}\nlayer", title);
+    for (int64_t h = 0; h < heads; ++h) fmt::print("{:>10}", fmt::format("head {}", h));
+    for (const HeadReport& g : gates) {
+      if (g.head == 0) fmt::print("\n{:>5}", g.layer);
+      fmt::print("{:>10}", cell(g));
+    }
+    fmt::print("\n");
+  };
+  table("timescale, tokens: 1 / mean decay per token",
+        [](const HeadReport& g) { return fmt::format("{:.5g}", g.timescale); });
+  table("sensitivity: mean slope of the softplus in the gate",
+        [](const HeadReport& g) { return fmt::format("{:.4f}", g.sensitivity); });
+}
+
+}  // namespace ebb::tools

@@ -1,0 +1,43 @@
+// What a model is made of, as data for people and for JSON.
+#pragma once
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "models/calibrate.h"
+#include "models/language_model.h"
+
+namespace ebb::tools {
+
+struct ParameterLine {
+  std::string name;  // within its layer: attn.q_proj.weight
+  Shape shape;
+  bool operator==(const ParameterLine&) const = default;
+};
+// Consecutive layers that hold the same tensors.
+struct LayerGroup {
+  int64_t first = 0, last = 0;
+  std::vector<ParameterLine> parameters;
+  int64_t per_layer = 0;  // elements
+};
+struct ModelReport {
+  int64_t parameters = 0;
+  std::vector<ParameterLine> outside;  // embedding, final norm, head
+  std::vector<LayerGroup> layers;
+  struct State {
+    std::string shape;  // "f32 [6,64,128]"
+    int64_t elements = 0, bytes = 0;
+  };
+  std::vector<std::vector<State>> state;  // per layer, one sequence, f32 activations
+  int64_t state_bytes_f32 = 0, state_bytes_bf16 = 0;
+  // Bytes of the weights in f32; of a training run: master, gradient, two moments, bf16 shadows.
+  int64_t weight_bytes = 0, training_bytes = 0;
+};
+ModelReport report_model(const LanguageModel& model);
+void print_report(const ModelReport& report);
+nlohmann::json to_json(const ModelReport& report);
+
+// Timescales and sensitivities, a row per layer and a column per head.
+void print_gates(const std::vector<HeadReport>& gates);
+
+}  // namespace ebb::tools
