@@ -100,11 +100,13 @@ set(EBB_TOOL_SOURCES
   tools/eval_models.cpp
   tools/gradcheck.cpp
   tools/gradcheck_command.cpp
+  tools/init.cpp
   tools/inspect.cpp
   tools/main.cpp
   tools/model_report.cpp
   tools/progress_line.cpp
   tools/result_file.cpp
+  tools/temporary_folder.cpp
   tools/token_source.cpp
   tools/tokenize.cpp
   tools/train.cpp

@@ -22,6 +22,7 @@ namespace ebb::tools {
 void add_bench(CLI::App& app);      // tools/bench_command.cpp
 void add_eval(CLI::App& app);       // tools/eval_command.cpp
 void add_gradcheck(CLI::App& app);  // tools/gradcheck_command.cpp
+void add_init(CLI::App& app);       // tools/init.cpp
 void add_inspect(CLI::App& app);    // tools/inspect.cpp
 void add_tokenize(CLI::App& app);   // tools/tokenize.cpp
 void add_train(CLI::App& app);      // tools/train.cpp

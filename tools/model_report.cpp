@@ -172,6 +172,19 @@ json to_json(const ModelReport& r) {
        {{"layers", state}, {"bytes_f32", r.state_bytes_f32}, {"bytes_bf16", r.state_bytes_bf16}}}};
 }
 
+void print_targets(const std::vector<HeadReport>& gates) {
+  const auto cell = [](double v, const char* format) {
+    return v > 0 ? fmt::format(fmt::runtime(format), v) : std::string("-");
+  };
+  fmt::print("{:>5} {:>5} {:>12} {:>10} {:>12} {:>8} {:>10} {:>10}\n", "layer", "head", "timescale",
+             "target", "sensitivity", "target", "A_log", "dt_bias");
+  for (const HeadReport& g : gates)
+    fmt::print("{:>5} {:>5} {:>12} {:>10} {:>12} {:>8} {:>10.4f} {:>10.4f}\n", g.layer, g.head,
+               cell(g.timescale, "{:.6g}"), cell(g.target_timescale, "{:.6g}"),
+               cell(g.sensitivity, "{:.5f}"), cell(g.target_sensitivity, "{:.4f}"), g.A_log,
+               g.dt_bias);
+}
+
 void print_gates(const std::vector<HeadReport>& gates) {
   int64_t heads = 0;
   for (const HeadReport& g : gates) heads = std::max(heads, g.head + 1);

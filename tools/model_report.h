@@ -37,6 +37,8 @@ ModelReport report_model(const LanguageModel& model);
 void print_report(const ModelReport& report);
 nlohmann::json to_json(const ModelReport& report);
 
+// A row per layer and head: what was asked for and what was reached; "-" where there is none.
+void print_targets(const std::vector<HeadReport>& gates);
 // Timescales and sensitivities, a row per layer and a column per head.
 void print_gates(const std::vector<HeadReport>& gates);
 

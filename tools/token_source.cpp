@@ -32,6 +32,9 @@ Tensor from_shards(const TokenSource& s, int64_t vocab_size) {
   for (const std::string& path : expand_shards({s.file})) {
     shards.emplace_back(path);
     check_vocabulary(path, shards.back().info().vocab_size, vocab_size);
+    if (!s.tokenizer.empty())
+      check(shards.back().info().vocab_hash == Tokenizer::load(s.tokenizer).vocab_hash(),
+            "{} was made with another tokenizer than {}", path, s.tokenizer);
   }
   return calibration_tokens(shards, s.sequences, s.length);
 }

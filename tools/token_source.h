@@ -20,7 +20,7 @@ void add_token_options(CLI::App* command, TokenSource* source, const std::string
 
 // The head of the stream, documents joined as `ebb tokenize` does, so that a text and its shards
 // give the same tokens. Throws when there are too few or when the vocabulary is larger than the
-// model's; a text without a tokenizer is a UsageError.
+// model's, or a given tokenizer is not the shards'; a text without a tokenizer is a UsageError.
 Tensor head_tokens(const TokenSource& source, int64_t vocab_size);
 
 }  // namespace ebb::tools

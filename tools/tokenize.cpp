@@ -1,6 +1,5 @@
 // ebb tokenize: documents to token shards.
 #include <fmt/format.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <csignal>
@@ -12,6 +11,7 @@
 #include "tensor/file.h"
 #include "tools/commands.h"
 #include "tools/progress_line.h"
+#include "tools/temporary_folder.h"
 #include "train/log.h"
 #include "train/shards.h"
 #include "train/text_reader.h"
@@ -58,41 +58,19 @@ std::vector<fs::path> shards_at(const Target& t) {
   return found;
 }
 
-// Shards are written into a hidden folder beside their place and moved when all of them are there.
-class Staging {
- public:
-  explicit Staging(const Target& t) : target_(t) {
-    fs::create_directories(t.folder);
-    std::string pattern = (t.folder / ("." + t.name + ".partial-XXXXXX")).string();
-    check(::mkdtemp(pattern.data()) != nullptr, "tokenize: cannot write into {}",
-          t.folder.string());
-    folder_ = pattern;
+// Moves the finished shards to their place.
+std::vector<std::string> publish(const std::vector<std::string>& staged, const Target& t) {
+  std::vector<std::string> paths;
+  for (const std::string& s : staged) {
+    const fs::path to = t.folder / fs::path(s).filename();
+    fs::rename(s, to);
+    paths.push_back(to.string());
   }
-  ~Staging() {
-    std::error_code ignored;
-    fs::remove_all(folder_, ignored);
-  }
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
-  std::string prefix() const { return (folder_ / target_.name).string(); }
-
-  std::vector<std::string> publish(const std::vector<std::string>& staged) const {
-    std::vector<std::string> paths;
-    for (const std::string& s : staged) {
-      const fs::path to = target_.folder / fs::path(s).filename();
-      fs::rename(s, to);
-      paths.push_back(to.string());
-    }
-    for (const fs::path& shard : shards_at(target_))  // of an earlier run that made more of them
-      if (std::find(paths.begin(), paths.end(), shard.string()) == paths.end()) fs::remove(shard);
-    sync_folder(target_.folder.string());
-    return paths;
-  }
-
- private:
-  Target target_;
-  fs::path folder_;
-};
+  for (const fs::path& shard : shards_at(t))  // of an earlier run that made more of them
+    if (std::find(paths.begin(), paths.end(), shard.string()) == paths.end()) fs::remove(shard);
+  sync_folder(t.folder.string());
+  return paths;
+}
 
 // Encodes documents a few megabytes at a time, all cores at once, and writes them in order.
 class Encoder {
@@ -211,14 +189,14 @@ void run(const Options& o) {
 
   std::signal(SIGINT, note_interrupt);
   std::signal(SIGTERM, note_interrupt);
-  const Staging staging(target);
-  ShardWriter writer(staging.prefix(), tokenizer.vocab_hash(), tokenizer.vocab_size(),
-                     o.shard_tokens);
+  const TemporaryFolder staging(target.folder, target.name);
+  ShardWriter writer((staging.path() / target.name).string(), tokenizer.vocab_hash(),
+                     tokenizer.vocab_size(), o.shard_tokens);
   Encoder encoder(tokenizer, writer);
   const ReadCounts counts = read_all(o, encoder);
   check(counts.documents > 0, "tokenize: there is no text in the input{}",
         counts.empty ? fmt::format(" ({} empty documents)", counts.empty) : "");
-  print_summary(counts, encoder.tokens(), staging.publish(writer.finish()));
+  print_summary(counts, encoder.tokens(), publish(writer.finish(), target));
 }
 
 }  // namespace

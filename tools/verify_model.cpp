@@ -1,10 +1,7 @@
 #include "tools/verify_model.h"
 
-#include <stdlib.h>
-
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <set>
 
 #include "autograd/tape.h"
@@ -15,12 +12,12 @@
 #include "tensor/device_flags.h"
 #include "tensor/file.h"
 #include "tensor/safetensors.h"
+#include "tools/temporary_folder.h"
 #include "tools/verify_limits.h"
 
 namespace ebb::tools {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 json read_config(const std::string& folder) {
@@ -145,31 +142,12 @@ class ModelCase {
   std::vector<VerifyResult> results_;
 };
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "ebb_verify_XXXXXX").string();
-    check(::mkdtemp(pattern.data()) != nullptr, "verify: cannot make a folder {}", pattern);
-    path_ = pattern;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 // Every tensor bit-equal, every config field kept.
 VerifyResult written_back(const std::string& folder) {
-  const TemporaryFolder copy;
-  save_model(copy.path(), *load_model(folder));
-  const SafeTensors before(folder + "/model.safetensors"),
-      after(copy.path() + "/model.safetensors");
+  const TemporaryFolder temporary;
+  const std::string copy = temporary.path().string();
+  save_model(copy, *load_model(folder));
+  const SafeTensors before(folder + "/model.safetensors"), after(copy + "/model.safetensors");
   std::set<std::string> names;
   for (const SafeTensors* f : {&before, &after})
     for (const std::string& name : f->names()) names.insert(name);
@@ -183,7 +161,7 @@ VerifyResult written_back(const std::string& folder) {
   for (const std::string& name : names)
     count(name, before.contains(name) && after.contains(name) &&
                     bitwise_equal(before.get(name), after.get(name)));
-  const json given = read_config(folder), kept = read_config(copy.path());
+  const json given = read_config(folder), kept = read_config(copy);
   for (const auto& [key, value] : given.items())
     count("config.json/" + key, kept.contains(key) && kept[key] == value);
   return r;

@@ -1,0 +1,21 @@
+#include "tools/temporary_folder.h"
+
+#include <stdlib.h>
+
+#include "tensor/check.h"
+
+namespace ebb::tools {
+
+TemporaryFolder::TemporaryFolder(const std::filesystem::path& parent, const std::string& name) {
+  std::filesystem::create_directories(parent);
+  std::string pattern = (parent / ("." + name + ".partial-XXXXXX")).string();
+  check(::mkdtemp(pattern.data()) != nullptr, "cannot write into {}", parent.string());
+  path_ = pattern;
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  std::error_code ignored;
+  std::filesystem::remove_all(path_, ignored);
+}
+
+}  // namespace ebb::tools
