@@ -32,6 +32,8 @@ set(EBB_EVAL_SOURCES
   eval/niah_data.cpp
   eval/niah_generator.cpp
   eval/perplexity.cpp
+  eval/report.cpp
+  eval/report_page.cpp
   eval/retrieval.cpp
   eval/runner.cpp
   eval/statistics.cpp
@@ -40,4 +42,7 @@ set(EBB_EVAL_SOURCES
 list(APPEND EBB_EMBEDDED_FILES
   ${PROJECT_SOURCE_DIR}/eval/data/words_adjectives.txt
   ${PROJECT_SOURCE_DIR}/eval/data/words_nouns.txt
+  ${PROJECT_SOURCE_DIR}/eval/report/report.css
+  ${PROJECT_SOURCE_DIR}/eval/report/report.js
+  ${PROJECT_SOURCE_DIR}/vendor/echarts/echarts.min.js
 )

@@ -105,6 +105,7 @@ set(EBB_TOOL_SOURCES
   tools/main.cpp
   tools/model_report.cpp
   tools/progress_line.cpp
+  tools/report_command.cpp
   tools/result_file.cpp
   tools/temporary_folder.cpp
   tools/token_source.cpp

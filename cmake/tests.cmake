@@ -19,6 +19,7 @@ set(EBB_UNIT_TESTS
   memory_test.cpp
   optimizer_test.cpp
   random_test.cpp
+  report_test.cpp
   safetensors_test.cpp
   tensor_test.cpp
   tokenizer_test.cpp

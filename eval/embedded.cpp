@@ -23,3 +23,6 @@
 
 EBB_EMBED(adjectives, "eval/data/words_adjectives.txt")
 EBB_EMBED(nouns, "eval/data/words_nouns.txt")
+EBB_EMBED(echarts, "vendor/echarts/echarts.min.js")
+EBB_EMBED(report_css, "eval/report/report.css")
+EBB_EMBED(report_js, "eval/report/report.js")

@@ -33,14 +33,24 @@ Interval DistanceBin::interval() const {
 double pearson(const std::vector<double>& x, const std::vector<double>& y) {
   check(x.size() == y.size(), "pearson: {} and {} values", x.size(), y.size());
   const double n = double(x.size());
-  double mx = 0, my = 0, xy = 0, xx = 0, yy = 0;
-  for (size_t i = 0; i < x.size(); ++i) mx += x[i] / n, my += y[i] / n;
+  double mx = 0, my = 0, xy = 0, xx = 0, yy = 0, largest_x = 0, largest_y = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    mx += x[i] / n;
+    my += y[i] / n;
+    largest_x = std::max(largest_x, std::abs(x[i]));
+    largest_y = std::max(largest_y, std::abs(y[i]));
+  }
   for (size_t i = 0; i < x.size(); ++i) {
     xy += (x[i] - mx) * (y[i] - my);
     xx += (x[i] - mx) * (x[i] - mx);
     yy += (y[i] - my) * (y[i] - my);
   }
-  return xx > 0 && yy > 0 ? xy / std::sqrt(xx * yy) : std::numeric_limits<double>::quiet_NaN();
+  // A spread that rounding alone explains is none: of a constant, the mean is an ulp away.
+  const auto spread = [n](double squares, double largest) {
+    return std::sqrt(squares / n) > 1e-12 * largest;
+  };
+  return spread(xx, largest_x) && spread(yy, largest_y) ? xy / std::sqrt(xx * yy)
+                                                        : std::numeric_limits<double>::quiet_NaN();
 }
 
 namespace {

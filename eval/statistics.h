@@ -11,7 +11,8 @@ struct Interval {
 };
 // 95% Wilson score interval of `hits` successes in n trials; [0,1] for n = 0.
 Interval wilson(double hits, int64_t n);
-double pearson(const std::vector<double>& x, const std::vector<double>& y);  // NaN when undefined
+double pearson(const std::vector<double>& x,
+               const std::vector<double>& y);  // NaN when undefined: no spread
 
 // Retrieval by relative distance (DAMI, figure 6): equal bins over (0,1], one boundary moved as
 // little as possible when some task has no sample in some bin.

@@ -84,6 +84,18 @@ TEST_F(EvalCommand, WritesScoresSamplesAndSaysWhatItDid) {
   EXPECT_EQ(read_file(at("data/niah_single_1_1024.jsonl")), data);
 }
 
+TEST_F(EvalCommand, OfARunTheFinalModelIsTaken) {
+  const Tokenizer bytes = Tokenizer::bytes();
+  save_model(at("run/final"), *small_model(3), &bytes);
+  const CliResult r = eval(
+      needles("--model " + at("run") + "," + at("run/checkpoint-000005") + " --out " + at("out")));
+  ASSERT_EQ(r.code, 0) << r.err;
+  const json models = json::parse(read_file(at("out/results.json")))["models"];
+  EXPECT_EQ(models[0]["folder"], at("run/final"));
+  EXPECT_EQ(models[0]["name"], "run");
+  EXPECT_EQ(models[1]["name"], "run/checkpoint-000005");
+}
+
 TEST_F(EvalCommand, PromptsAreNeverCut) {
   // More new tokens than the length leaves room for: the limit is raised and that is recorded.
   const CliResult r = eval(

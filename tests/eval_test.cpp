@@ -231,6 +231,8 @@ TEST(Statistics, WilsonAndPearson) {
   EXPECT_EQ(wilson(0, 0).high, 1);
   EXPECT_NEAR(pearson({1, 2, 3}, {2, 4, 6.5}), 0.99794, 1e-4);
   EXPECT_TRUE(std::isnan(pearson({1, 1}, {2, 3})));
+  EXPECT_TRUE(std::isnan(pearson(std::vector<double>(6, 0.2), std::vector<double>(6, 0.3))));
+  EXPECT_TRUE(std::isnan(pearson({}, {})));
 }
 
 }  // namespace

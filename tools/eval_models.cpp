@@ -25,6 +25,7 @@ std::string model_folder(const std::string& folder) {
     if (fs::exists(folder + "/checksums.json")) verify_checkpoint(folder);
     return folder;
   }
+  if (is_model(folder + "/final")) return folder + "/final";
   if (list_checkpoints(folder).empty())
     fail("eval: {} holds neither config.json and model.safetensors nor checkpoints", folder);
   std::string note;
@@ -44,7 +45,11 @@ std::string tail(const fs::path& path, int parts) {
 // Lengthens names that several paths share until they differ.
 std::vector<std::string> short_names(const std::vector<fs::path>& paths) {
   std::vector<std::string> names(paths.size());
-  std::vector<int> parts(paths.size(), 1);
+  std::vector<int> parts;
+  for (const fs::path& p : paths) {  // "dami/final" rather than "final"
+    const std::string last = p.filename().string();
+    parts.push_back(last == "final" || last.starts_with("checkpoint-") ? 2 : 1);
+  }
   for (int round = 0; round < 64; ++round) {
     std::map<std::string, int> seen;
     for (size_t i = 0; i < paths.size(); ++i) ++seen[names[i] = tail(paths[i], parts[i])];

@@ -15,9 +15,9 @@ struct EvalModel {
   Tokenizer tokenizer;
 };
 
-// Entries FOLDER or NAME=FOLDER. A folder is a model's or a run's, of which the newest intact
-// checkpoint is taken. `tokenizer`: for all of them, "" for each its own. Without a name, the
-// shortest ends of the paths that differ.
+// Entries FOLDER or NAME=FOLDER. A folder is a model's or a run's, of which the final model
+// or else the newest intact checkpoint is taken. `tokenizer`: for all of them, "" for each its own.
+// Without a name, the shortest ends of the paths that differ.
 std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
                                         const std::string& tokenizer);
 

@@ -1,0 +1,243 @@
+#include "eval/report.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "eval/statistics.h"
+#include "tensor/check.h"
+#include "tensor/file.h"
+
+namespace ebb {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+namespace {
+
+json read_json(const std::string& file) {
+  json j = json::parse(read_file(file), nullptr, false);
+  check(!j.is_discarded(), "report: {} is not valid JSON", file);
+  return j;
+}
+
+json finite(double x) { return std::isfinite(x) ? json(x) : json(); }
+
+double number(const json& record, const char* key) {
+  const auto it = record.find(key);
+  return it != record.end() && it->is_number() ? it->get<double>() : std::nan("");
+}
+
+// ---- training curves ----
+
+std::vector<json> read_metrics(const std::string& file, json* notes) {
+  std::ifstream in(file);
+  std::vector<json> out;
+  int64_t broken = 0, last_broken = 0, lines = 0;
+  for (std::string line; std::getline(in, line);) {
+    ++lines;
+    json j = json::parse(line, nullptr, false);
+    if (j.is_object() && j.contains("step") && j["step"].is_number()) {
+      out.push_back(std::move(j));
+    } else if (!line.empty()) {
+      ++broken;
+      last_broken = lines;
+    }
+  }
+  check(broken <= 1 && (broken == 0 || last_broken == lines), "report: {}:{}: not a record", file,
+        last_broken);
+  if (broken) notes->push_back(fmt::format("{}: the last line is broken off and left out", file));
+  return out;
+}
+
+// Means over `bucket` neighbouring records; gaps where none of them has the number.
+json averaged(const std::vector<json>& records, const char* key, size_t bucket) {
+  json out = json::array();
+  for (size_t begin = 0; begin < records.size(); begin += bucket) {
+    double sum = 0;
+    int n = 0;
+    for (size_t i = begin; i < std::min(records.size(), begin + bucket); ++i) {
+      const double x = number(records[i], key);
+      if (!std::isfinite(x)) continue;
+      sum += x;
+      ++n;
+    }
+    out.push_back(n ? json(sum / n) : json());
+  }
+  return out;
+}
+
+json training(const std::vector<json>& records) {
+  const size_t bucket = (records.size() + kReportPoints - 1) / kReportPoints;
+  json out = {{"bucket", bucket}, {"validation", json::array()}};
+  for (const char* key : {"step", "loss", "lr", "norm", "tokens_per_second"})
+    out[key] = averaged(records, key, bucket);
+  for (const json& r : records)
+    if (std::isfinite(number(r, "validation_loss")))
+      out["validation"].push_back({r["step"], r["validation_loss"]});
+  // The loss of the last twentieth: one record says little.
+  const size_t few = std::max<size_t>(1, records.size() / 20);
+  const json end =
+      averaged(std::vector<json>(records.end() - std::ptrdiff_t(few), records.end()), "loss", few);
+  const json& last = records.back();
+  out["summary"] = {{"steps", last["step"]},
+                    {"tokens", finite(number(last, "tokens"))},
+                    {"skipped", finite(number(last, "skipped"))},
+                    {"loss", end[0]},
+                    {"loss_records", few}};
+  if (!out["validation"].empty()) out["summary"]["validation_loss"] = out["validation"].back()[1];
+  return out;
+}
+
+// ---- decay gates ----
+
+using Gates = std::map<std::pair<int64_t, int64_t>, json>;  // by layer and head
+
+Gates read_gates(const std::string& file) {
+  Gates out;
+  const json j = read_json(file);
+  check(j.is_array(), "report: {} is not an array", file);
+  for (const json& g : j) {
+    for (const char* key : {"layer", "head", "A_log", "dt_bias", "sensitivity", "timescale"})
+      check(g.is_object() && g.contains(key) && (g[key].is_number() || g[key].is_null()),
+            "report: {}: a gate without the number {}", file, key);
+    out[{g["layer"].get<int64_t>(), g["head"].get<int64_t>()}] = g;
+  }
+  return out;
+}
+
+json gate_list(const Gates& gates) {
+  json out = json::array();
+  for (const auto& [where, g] : gates) out.push_back(g);
+  return out;
+}
+
+// Pearson's r of a number before and after, over the heads of `layer` (-1: of all layers).
+json correlation(const Gates& a, const Gates& b, const char* key, int64_t layer) {
+  std::vector<double> x, y;
+  for (const auto& [where, g] : a) {
+    const auto other = b.find(where);
+    if (other == b.end() || (layer >= 0 && where.first != layer)) continue;
+    double from = number(g, key), to = number(other->second, key);
+    if (std::string(key) == "timescale") from = std::log(from), to = std::log(to);
+    if (!std::isfinite(from) || !std::isfinite(to)) continue;
+    x.push_back(from);
+    y.push_back(to);
+  }
+  return finite(pearson(x, y));
+}
+
+json correlations(const Gates& a, const Gates& b) {
+  json out = json::object();
+  std::set<int64_t> layers;
+  for (const auto& [where, g] : a) layers.insert(where.first);
+  for (const char* key : {"A_log", "dt_bias", "timescale", "sensitivity"}) {
+    out[key] = {{"all", correlation(a, b, key, -1)}, {"by_layer", json::array()}};
+    for (int64_t l : layers) out[key]["by_layer"].push_back({l, correlation(a, b, key, l)});
+  }
+  return out;
+}
+
+json gates_of(const std::string& folder) {
+  json out = json::object();
+  Gates initial, final;
+  if (const std::string f = folder + "/gates_initial.json"; fs::exists(f)) {
+    initial = read_gates(f);
+    out["initial"] = gate_list(initial);
+  }
+  if (const std::string f = folder + "/gates_final.json"; fs::exists(f)) {
+    final = read_gates(f);
+    out["final"] = gate_list(final);
+  }
+  if (!initial.empty() && !final.empty()) out["correlation"] = correlations(initial, final);
+  return out;
+}
+
+// ---- results of ebb eval ----
+
+std::vector<std::string> result_files(const std::string& folder) {
+  std::vector<std::string> out;
+  if (fs::exists(folder + "/results.json")) out.push_back(folder + "/results.json");
+  std::vector<std::string> below;
+  for (const auto& e : fs::directory_iterator(folder))
+    if (e.is_directory() && fs::exists(e.path() / "results.json"))
+      below.push_back((e.path() / "results.json").string());
+  std::sort(below.begin(), below.end());
+  out.insert(out.end(), below.begin(), below.end());
+  std::erase_if(out, [](const std::string& f) {
+    const json j = read_json(f);
+    return !j.is_object() || j.value("command", "") != "eval";
+  });
+  return out;
+}
+
+// Adds the tables of one file; models of the same name in two files are told apart by the folder.
+void add_results(const std::string& file, json* data) {
+  const json j = read_json(file);
+  std::set<std::string> taken;
+  for (const json& m : data->at("models")) taken.insert(m.at("name"));
+  std::map<std::string, std::string> labels;
+  try {
+    for (json m : j.at("models")) {
+      const std::string name = m.at("name");
+      labels[name] =
+          taken.count(name) ? name + " (" + fs::path(file).parent_path().string() + ")" : name;
+      m["name"] = labels[name];
+      data->at("models").push_back(m);
+    }
+    for (const char* table : {"scores", "means", "distance", "perplexity"})
+      for (json row : j.value(table, json::array())) {
+        row["model"] = labels.at(row.at("model"));
+        data->at(table).push_back(row);
+      }
+  } catch (const std::exception& e) {
+    fail("report: {} is not a result of ebb eval: {}", file, e.what());
+  }
+  if (!j.value("complete", true))
+    data->at("notes").push_back(file + ": the evaluation was not finished");
+}
+
+std::string run_name(const std::string& folder) {
+  const fs::path p = (fs::absolute(folder) / "").lexically_normal().parent_path();
+  return p.filename().string();
+}
+
+}  // namespace
+
+json report_data(const std::vector<std::string>& folders) {
+  check(!folders.empty(), "report: no folders");
+  json data = {{"runs", json::array()},  {"models", json::array()},   {"scores", json::array()},
+               {"means", json::array()}, {"distance", json::array()}, {"perplexity", json::array()},
+               {"notes", json::array()}};
+  std::map<std::string, int> names;
+  for (const std::string& f : folders) ++names[run_name(f)];
+  std::set<std::string> files;
+  for (const std::string& folder : folders) {
+    check(fs::is_directory(folder), "report: there is no folder {}", folder);
+    json run = {{"name", names[run_name(folder)] > 1 ? folder : run_name(folder)},
+                {"folder", folder}};
+    if (const std::string f = folder + "/metrics.jsonl"; fs::exists(f)) {
+      const std::vector<json> records = read_metrics(f, &data["notes"]);
+      if (records.empty())
+        data["notes"].push_back(f + ": no records yet");
+      else
+        run["training"] = training(records);
+    }
+    if (const std::string f = folder + "/recipe.json"; fs::exists(f)) run["recipe"] = read_json(f);
+    if (const json gates = gates_of(folder); !gates.empty()) run["gates"] = gates;
+    const std::vector<std::string> results = result_files(folder);
+    check(run.size() > 2 || !results.empty(),
+          "report: {} holds none of metrics.jsonl, recipe.json, gates_initial.json, "
+          "gates_final.json, results.json",
+          folder);
+    if (run.size() > 2) data["runs"].push_back(run);
+    for (const std::string& f : results)
+      if (files.insert(fs::weakly_canonical(f).string()).second) add_results(f, &data);
+  }
+  return data;
+}
+
+}  // namespace ebb

@@ -1,0 +1,158 @@
+// The report: its numbers, its text in HTML, and runs that have only some of the files.
+#include "eval/report.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <regex>
+
+#include "tensor/check.h"
+#include "tensor/file.h"
+#include "tests/temporary_folder.h"
+
+namespace ebb::testing {
+namespace {
+
+using nlohmann::json;
+
+class Report : public ::testing::Test {
+ protected:
+  std::string run(const std::string& name) {
+    std::filesystem::create_directories(folder_.file(name));
+    return folder_.file(name);
+  }
+  void put(const std::string& file, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(folder_.file(file)).parent_path());
+    write_file_atomically(folder_.file(file), text);
+  }
+  std::string error(const std::vector<std::string>& folders) {
+    try {
+      report_data(folders);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "no error";
+  }
+  TemporaryFolder folder_;
+};
+
+json gate(int layer, int head, double a_log, double dt_bias, double timescale) {
+  return {{"layer", layer},     {"head", head},       {"A_log", a_log},
+          {"dt_bias", dt_bias}, {"sensitivity", 0.2}, {"timescale", timescale}};
+}
+
+json scores_of(const std::string& model, double accuracy) {
+  const json head = {{"model", model}, {"task", "niah_single_1"}, {"length", 1024}};
+  json score = head, mean = {{"model", model}, {"settings", 1}, {"accuracy", accuracy}};
+  score["accuracy"] = accuracy;
+  return {{"command", "eval"},
+          {"complete", true},
+          {"models", {{{"name", model}, {"folder", "x"}}}},
+          {"scores", {score}},
+          {"means", {mean}}};
+}
+
+TEST_F(Report, TrainingCurvesAreMeansOfNeighbours) {
+  std::string lines;
+  const size_t n = 2 * kReportPoints + 1;  // means of three
+  for (size_t i = 0; i < n; ++i) {
+    json j = {{"step", i}, {"loss", double(i % 3)}, {"lr", 0.5}};
+    if (i == 4) j["loss"] = nullptr;
+    if (i == 9) j["validation_loss"] = 1.25;
+    lines += j.dump() + "\n";
+  }
+  put("a/metrics.jsonl", lines + "{\"step\": 77");  // killed while writing
+  const json d = report_data({run("a")});
+  const json& t = d["runs"][0]["training"];
+  EXPECT_EQ(t["bucket"], 3);
+  EXPECT_EQ(t["step"].size(), (n + 2) / 3);
+  EXPECT_EQ(t["step"][0], 1);
+  EXPECT_EQ(t["loss"][0], 1);
+  EXPECT_EQ(t["loss"][1], 1);  // of 0 and 2: the middle one is missing
+  EXPECT_EQ(t["norm"][0], nullptr);
+  EXPECT_EQ(t["validation"], json::parse("[[9, 1.25]]"));
+  EXPECT_EQ(t["summary"]["validation_loss"], 1.25);
+  EXPECT_EQ(t["summary"]["steps"], n - 1);
+  EXPECT_NEAR(t["summary"]["loss"].get<double>(), 1, 0.01);
+  ASSERT_EQ(d["notes"].size(), 1u);
+  EXPECT_NE(d["notes"][0].get<std::string>().find("broken off"), std::string::npos);
+}
+
+TEST_F(Report, CorrelationsOfGates) {
+  json before = json::array(), after = json::array();
+  for (int l = 0; l < 2; ++l)
+    for (int h = 0; h < 3; ++h) {
+      before.push_back(gate(l, h, h, l + h, std::pow(10, h)));
+      // A_log reversed in layer 1; the timescale's logarithm shifted.
+      after.insert(after.begin(), gate(l, h, l ? -h : h, 2 * (l + h) + 1, std::pow(10, h + 1)));
+    }
+  put("a/gates_initial.json", before.dump());
+  put("a/gates_final.json", after.dump());
+  const json c = report_data({run("a")})["runs"][0]["gates"]["correlation"];
+  EXPECT_NEAR(c["dt_bias"]["all"].get<double>(), 1, 1e-12);
+  EXPECT_NEAR(c["timescale"]["all"].get<double>(), 1, 1e-12);
+  EXPECT_NEAR(c["A_log"]["all"].get<double>(), 0, 1e-12);
+  EXPECT_NEAR(c["A_log"]["by_layer"][0][1].get<double>(), 1, 1e-12);
+  EXPECT_NEAR(c["A_log"]["by_layer"][1][1].get<double>(), -1, 1e-12);
+  EXPECT_EQ(c["sensitivity"]["all"], nullptr);  // constant: undefined
+}
+
+TEST_F(Report, TakesWhateverIsThere) {
+  put("gates/gates_initial.json", json{gate(0, 0, 1, 2, 3)}.dump());
+  put("recipe/recipe.json", "{\"steps\": 3}");
+  put("eval/results.json", scores_of("one", 0.5).dump());
+  put("run/eval/results.json", scores_of("one", 0.75).dump());
+  put("run/bench/results.json", "{\"command\": \"bench ops\"}");
+  const json d =
+      report_data({run("gates"), run("recipe"), run("eval"), run("run"), run("run/eval")});
+  EXPECT_EQ(d["runs"].size(), 2u);
+  EXPECT_FALSE(d["runs"][0]["gates"].contains("correlation"));
+  // The same name in two files, and one file reached twice.
+  ASSERT_EQ(d["models"].size(), 2u);
+  EXPECT_EQ(d["models"][0]["name"], "one");
+  EXPECT_EQ(d["models"][1]["name"], "one (" + folder_.file("run/eval") + ")");
+  EXPECT_EQ(d["scores"][1]["model"], d["models"][1]["name"]);
+  EXPECT_EQ(d["scores"][1]["accuracy"], 0.75);
+  // Runs of the same name are told apart.
+  put("x/same/recipe.json", "{}");
+  put("y/same/recipe.json", "{}");
+  const json two = report_data({run("x/same"), run("y/same/")});
+  EXPECT_NE(two["runs"][0]["name"], two["runs"][1]["name"]);
+}
+
+TEST_F(Report, Mistakes) {
+  EXPECT_NE(error({folder_.file("none")}).find("there is no folder"), std::string::npos);
+  EXPECT_NE(error({run("empty")}).find("holds none of metrics.jsonl"), std::string::npos);
+  put("a/gates_final.json", "[{\"layer\": 0}]");
+  EXPECT_NE(error({run("a")}).find("without the number head"), std::string::npos);
+  put("b/metrics.jsonl", "nonsense\n{\"step\": 1}\n");
+  EXPECT_NE(error({run("b")}).find("metrics.jsonl:1: not a record"), std::string::npos);
+  put("c/results.json", "{\"command\": \"eval\"}");
+  EXPECT_NE(error({run("c")}).find("is not a result of ebb eval"), std::string::npos);
+  put("d/recipe.json", "{");
+  EXPECT_NE(error({run("d")}).find("not valid JSON"), std::string::npos);
+}
+
+TEST_F(Report, ThePageIsOneFileAndItsTextsAreOnlyText) {
+  const std::string bad = "</script><b>&\"\xFF";
+  const json data = {{"runs", {{{"name", bad}}}}};
+  const std::string page = report_page(data, "<i>title</i>", "a & b");
+  EXPECT_EQ(page.find("</script><b>"), std::string::npos);
+  EXPECT_EQ(page.find("<i>title"), std::string::npos);
+  EXPECT_NE(page.find("&lt;i&gt;title"), std::string::npos);
+  // The data come back as they went, but for the byte that is not UTF-8.
+  const std::string open = "<script type=\"application/json\" id=\"data\">";
+  const size_t at = page.find(open) + open.size();
+  const json back = json::parse(page.substr(at, page.find("</script>", at) - at));
+  EXPECT_EQ(back["runs"][0]["name"], "</script><b>&\"\xEF\xBF\xBD");
+  // Nothing is fetched.
+  const std::regex outside("<(script|link|img|iframe)[^>]*(src|href)=");
+  EXPECT_FALSE(std::regex_search(page.substr(0, at), outside));
+  EXPECT_FALSE(std::regex_search(page.substr(page.size() - 40'000), outside));
+  EXPECT_NE(page.find("Licensed to the Apache Software Foundation"), std::string::npos);
+  EXPECT_TRUE(page.ends_with("</html>\n"));
+}
+
+}  // namespace
+}  // namespace ebb::testing
