@@ -96,6 +96,7 @@ set(EBB_TOOL_SOURCES
   tools/bench_rows/product.cpp
   tools/bench_rows/recurrence.cpp
   tools/command.cpp
+  tools/demo_data.cpp
   tools/eval_command.cpp
   tools/eval_models.cpp
   tools/gradcheck.cpp
