@@ -28,7 +28,8 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.c
 list(APPEND EBB_OP_EXTRA_SOURCES ops/causal_conv1d_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp)
-list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
+list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/delta_fast_bwd.cu cuda/delta_fast_fwd.cu
+  cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)

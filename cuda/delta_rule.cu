@@ -4,6 +4,39 @@
 #include "tensor/device_flags.h"
 
 namespace ebb::gpu::delta {
+namespace {
+
+// out[t,h,:] = Σ over the value heads of h, in order.
+template <class T>
+__global__ void sum_group_kernel(const float* terms, T* out, int64_t count, int group,
+                                 int key_dim) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += int64_t(gridDim.x) * blockDim.x) {
+    const int64_t row = i / key_dim, c = i % key_dim;
+    float sum = 0;
+    for (int r = 0; r < group; ++r) sum += terms[(row * group + r) * key_dim + c];
+    out[i] = from_float<T>(sum);
+  }
+}
+
+}  // namespace
+
+Tensor group_terms(const DeltaRuleProblem& p, const Tensor& grad) {
+  if (!grad || p.value_heads() == p.heads()) return {};
+  return Tensor::empty({p.batch() * p.time(), p.value_heads(), p.key_dim()}, DType::f32,
+                       p.v.device());
+}
+
+void sum_groups(const Tensor& terms, const Tensor& grad, int group) {
+  const int64_t count = terms ? grad.numel() : 0;
+  if (count == 0) return;
+  const int64_t blocks = std::min<int64_t>(ceil_div(count, 256), 65536);
+  visit_compute(grad.dtype(), [&]<class Host>() {
+    sum_group_kernel<<<unsigned(blocks), 256, 0, stream_of(terms)>>>(
+        ptr<float>(terms), ptr<Host>(grad), count, group, int(grad.size(-1)));
+    check_launch();
+  });
+}
 
 Tensor chunk_offsets(const DeltaRuleProblem& p) {
   if (!p.layout.is_packed()) return {};

@@ -242,6 +242,11 @@ Problem<device_t<T>> make_problem(const DeltaRuleProblem& p, const DeltaRuleSave
 // chunk_before for make_problem: undefined when dense.
 Tensor chunk_offsets(const DeltaRuleProblem& p);
 
+// With grouped heads: f32 terms [B·T,HV,K] of a gradient of q or k (undefined where that is, or
+// without groups), and grad [t,h,:] = their sums over the value heads of h, in order.
+Tensor group_terms(const DeltaRuleProblem& p, const Tensor& grad);
+void sum_groups(const Tensor& terms, const Tensor& grad, int group);
+
 // f.operator()<SLABS>() with the number of 64-channel slabs that hold K: 1, 2 or 4.
 template <class F>
 void visit_slabs(int64_t key_dim, F&& f) {

@@ -2,6 +2,7 @@
 // from the last chunk to the first, 3 the gradients of every chunk; with grouped heads 4, their
 // sums. The adjoint form of ops/delta_rule_cpu_bwd.cpp: X = Aᵀ dV', no gradient of the inverse.
 // dβ_i is X_i·V'_i/β_i (the diagonal of X V'ᵀ), from V where β_i = 0.
+#include "cuda/delta_fast.cuh"
 #include "cuda/delta_rule.cuh"
 #include "tensor/device_flags.h"
 
@@ -437,28 +438,6 @@ __global__ void __launch_bounds__(kTileThreads, sizeof(T) == 2 ? 2 : 1)
   }
 }
 
-// out[t,h,:] = Σ over the value heads of h, in order.
-template <class T>
-__global__ void sum_group_kernel(const float* terms, T* out, int64_t count, int group,
-                                 int key_dim) {
-  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += int64_t(gridDim.x) * blockDim.x) {
-    const int64_t row = i / key_dim, c = i % key_dim;
-    float sum = 0;
-    for (int r = 0; r < group; ++r) sum += terms[(row * group + r) * key_dim + c];
-    out[i] = from_float<T>(sum);
-  }
-}
-
-template <class T>
-void sum_groups(const Tensor& terms, T* out, int64_t count, int group, int key_dim) {
-  if (count == 0) return;
-  const int64_t blocks = std::min<int64_t>(ceil_div(count, 256), 65536);
-  sum_group_kernel<<<unsigned(blocks), 256, 0, stream_of(terms)>>>(ptr<float>(terms), out, count,
-                                                                   group, key_dim);
-  check_launch();
-}
-
 }  // namespace
 }  // namespace ebb::gpu::delta
 
@@ -467,17 +446,14 @@ namespace ebb::gpu {
 void gated_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved,
                           const Tensor& d_o, const Tensor& dht, const DeltaRuleGradients& grads) {
   using namespace delta;
+  if (saved.gates) return fast_bwd(problem, saved, d_o, dht, grads);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t hv = problem.value_heads(), k = problem.key_dim(), v = problem.value_dim();
   const int group = int(hv / problem.heads());
   const Tensor x = Tensor::empty(saved.values.shape(), dtype, device);
   const Tensor dstates = Tensor::empty(saved.states.shape(), dtype, device);
-  const auto terms = [&](const Tensor& grad) {
-    if (!grad || group == 1) return Tensor();
-    return Tensor::empty({problem.batch() * problem.time(), hv, k}, DType::f32, device);
-  };
-  const Tensor dq_terms = terms(grads.dq), dk_terms = terms(grads.dk);
+  const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(x);
   visit_compute(dtype, [&]<class Host>() {
@@ -496,9 +472,9 @@ void gated_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved&
                                             scan_blocks(p.sequences, hv, v), stream, p);
     });
     launch_tiles<GradientShared<T>>(gradient_kernel<T>, p.chunks * hv, stream, p);
-    if (dq_terms) sum_groups(dq_terms, ptr<Host>(grads.dq), grads.dq.numel(), group, int(k));
-    if (dk_terms) sum_groups(dk_terms, ptr<Host>(grads.dk), grads.dk.numel(), group, int(k));
   });
+  sum_groups(dq_terms, grads.dq, group);
+  sum_groups(dk_terms, grads.dk, group);
 }
 
 }  // namespace ebb::gpu

@@ -1,6 +1,7 @@
 // Gated delta rule, forward, in three kernels: 1 the inverse of every chunk, 2 the scan over
 // chunks, 3 the read-out of every chunk (ops/delta_rule.h; Yang et al. 2024, gated WY form). Blocks
 // of 256 threads; each loops over its items, should there be more than the grid can hold.
+#include "cuda/delta_fast.cuh"
 #include "cuda/delta_rule.cuh"
 #include "tensor/device_flags.h"
 
@@ -270,6 +271,7 @@ namespace ebb::gpu {
 DeltaRuleSaved gated_delta_rule_fwd(const DeltaRuleProblem& problem, const Tensor& o,
                                     const Tensor& ht) {
   using namespace delta;
+  if (fast_path(problem)) return fast_fwd(problem, o, ht);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t hv = problem.value_heads(), tokens = problem.batch() * problem.time();

@@ -67,7 +67,7 @@ Tensor empty_state(const DeltaRuleProblem& p) {
 void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state) {
   p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2);
   p.g = ctx.saved(3), p.beta = ctx.saved(4);
-  const DeltaRuleSaved saved{ctx.saved(5), ctx.saved(6), ctx.saved(7)};
+  const DeltaRuleSaved saved{ctx.saved(5), ctx.saved(6), ctx.saved(7), ctx.saved(8)};
   const auto wanted = [&](int i, const Tensor& like) {
     return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
   };
@@ -102,8 +102,8 @@ DeltaRuleOutput gated_delta_rule(const Var& q, const Var& k, const Var& v, const
   sizes.scale = p.scale, sizes.layout = p.layout, sizes.chunk = p.chunk;
   const std::vector<Var> out =
       record(kOp, {q, k, v, g, beta, h0},
-             {p.q, p.k, p.v, p.g, p.beta, saved.a, saved.states, saved.values}, {o, ht},
-             [sizes, final_state = options.want_final_state](BackwardContext& ctx) {
+             {p.q, p.k, p.v, p.g, p.beta, saved.a, saved.states, saved.values, saved.gates},
+             {o, ht}, [sizes, final_state = options.want_final_state](BackwardContext& ctx) {
                backward_pass(ctx, sizes, final_state);
              });
   return {out[0], out[1]};

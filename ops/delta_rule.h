@@ -77,6 +77,7 @@ struct DeltaRuleSaved {  // a backend may leave what it recomputes undefined
   Tensor a;              // [HV,B·T,C]: row t of its chunk's A
   Tensor states;         // [chunks,HV,K,V]: the state before each chunk
   Tensor values;         // [HV,B·T,V]: V'
+  Tensor gates = {};     // what the backend keeps of the gates
 };
 struct DeltaRuleGradients {  // undefined: not wanted. Dense, overwritten.
   Tensor dq = {}, dk = {}, dv = {}, dg = {}, dbeta = {}, dh0 = {};

@@ -25,6 +25,46 @@ TEST_F(GatedDeltaRuleCuda, PositiveDecayRaisesTheFlag) {
   EXPECT_EQ(read_and_clear_device_flags(gpu_), 1u << int(DeviceFlag::positive_decay));
 }
 
+// The bf16 tensor-core kernels: every kind of tile edge, grouped heads, empty and one-token
+// sequences, betas of 0 and 2, a cleared state.
+TEST_F(GatedDeltaRuleCuda, TensorCoreTiles) {
+  const int64_t sizes[][2] = {{8, 8},     {64, 128},  {48, 72},  {72, 64},
+                              {128, 128}, {104, 200}, {128, 256}};
+  uint64_t seed = 11;
+  for (const auto& [k, v] : sizes)
+    for (const int64_t time : {1, 63, 64, 65, 200}) {
+      GdnInputs in = gdn_inputs({.batch = 2,
+                                 .time = time,
+                                 .heads = 2,
+                                 .value_heads = time == 65 ? 4 : 2,
+                                 .key_dim = k,
+                                 .value_dim = v},
+                                ++seed);
+      for (int64_t i = 0; i < in.beta.numel(); i += 7) in.beta.data<double>()[i] = i % 2 ? 0 : 2;
+      if (time == 200) in.g.data<double>()[300] = -std::numeric_limits<double>::infinity();
+      expect_parity(
+          run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2,
+          "K " + std::to_string(k) + " V " + std::to_string(v) + " T " + std::to_string(time));
+    }
+  GdnInputs in =
+      gdn_inputs({.time = 300, .heads = 2, .value_heads = 2, .key_dim = 64, .value_dim = 128}, 5,
+                 {0, 0, 1, 64, 64, 193, 300, 300});
+  expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2, "packed");
+  in.h0 = in.dht = {};
+  expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2, "no states");
+}
+
+TEST_F(GatedDeltaRuleCuda, TensorCoreRunsAreBitwiseEqual) {
+  const GdnInputs in = gdn_inputs(
+      {.batch = 2, .time = 500, .heads = 3, .value_heads = 3, .key_dim = 64, .value_dim = 128});
+  const auto first = fields(run(in, DType::bf16, gpu_));
+  for (int i = 0; i < 100; ++i) {
+    const auto again = fields(run(in, DType::bf16, gpu_));
+    for (size_t j = 0; j < first.size(); ++j)
+      ASSERT_TRUE(bitwise_equal(first[j], again[j])) << kGdnNames[j] << " run " << i;
+  }
+}
+
 // FLA#1080, #1082: 32-bit offsets wrapped once B·T·H·K passed 2³¹. The second row of the batch lies
 // behind that mark; it must equal the same row run alone.
 TEST_F(GatedDeltaRuleCuda, B10LargeOffsets) {

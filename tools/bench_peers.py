@@ -1,4 +1,4 @@
-#!/ usr / bin / env python3
+#!/usr/bin/env python3
 """Times the public Triton kernels (flash-linear-attention, installed by you) on the shapes of
 `ebb bench ops`, on the same GPU, as users run them and replayed as a CUDA graph.
 
