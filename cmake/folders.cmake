@@ -11,6 +11,7 @@ set(EBB_MODEL_SOURCES
   models/config.cpp
   models/config_reader.cpp
   models/delta.cpp
+  models/delta_channel.cpp
   models/language_model.cpp
   models/tokenizer.cpp
 )

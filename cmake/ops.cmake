@@ -15,19 +15,20 @@ list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift
   channel_mix)
 
 # recurrences
-list(APPEND EBB_OPS delta_rule)
+list(APPEND EBB_OPS delta_rule delta_rule_channel)
 
 # optimizer
 list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: named above too, but no cuda/NAME.cu.
-list(APPEND EBB_OPS_COMPOSED channel_mix movement)
+list(APPEND EBB_OPS_COMPOSED channel_mix movement delta_rule_channel)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/causal_conv1d_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
-list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp)
+list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp
+  ops/delta_rule_channel_cpu.cpp ops/delta_rule_channel_cpu_bwd.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/delta_fast_bwd.cu cuda/delta_fast_fwd.cu
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_step.cu)
@@ -76,6 +77,7 @@ set(EBB_OP_TABLE_SOURCES
   tests/op_table.cpp
   tests/op_rows/conv.cpp
   tests/op_rows/delta_rule.cpp
+  tests/op_rows/delta_rule_channel.cpp
   tests/op_rows/elementwise.cpp
   tests/op_rows/gate.cpp
   tests/op_rows/loss.cpp

@@ -27,6 +27,7 @@ set(EBB_UNIT_TESTS
 )
 # op_contract_test.cpp and op_cuda_test.cpp are built in; these are further ones.
 set(EBB_OP_TESTS
+  delta_rule_channel_test.cpp
   delta_rule_test.cpp
   known_faults_conv_test.cpp
   loss_test.cpp

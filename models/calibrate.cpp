@@ -69,19 +69,19 @@ std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& 
   std::vector<HeadReport> report;
   walk(model, tokens, done, [&](int64_t l, const Tensor& z) {
     const DecayGate gate = gate_of(model.block(l), l);
-    check(gate.channels == 1,
-          "calibrate: layer {} has {} channels per head; only scalar decay is "
-          "supported",
-          l, gate.channels);
     const std::vector<double> tau = timescale_ladder(options, gate.heads);
     std::vector<float> A_log, dt_bias;
     for (int64_t h = 0; h < gate.heads; ++h) {
-      const HeadGate g = solve_head(head_sample(z, h, 1), {}, profile[size_t(l)], tau[size_t(h)]);
+      std::vector<double> offsets;  // of the channels around the head's dt_bias
+      if (gate.channels > 1) offsets = channel_offsets(options.seed, l, h, gate.channels);
+      const HeadGate g =
+          solve_head(head_sample(z, h, gate.channels), offsets, profile[size_t(l)], tau[size_t(h)]);
       A_log.push_back(float(g.A_log));
-      dt_bias.push_back(float(g.dt_bias));
+      for (int64_t c = 0; c < gate.channels; ++c)
+        dt_bias.push_back(float(g.dt_bias + (offsets.empty() ? 0 : offsets[size_t(c)])));
     }
     gate.A_log.master().copy_(Tensor::from(A_log, {gate.heads}));
-    gate.dt_bias.master().copy_(Tensor::from(dt_bias, {gate.heads}));
+    gate.dt_bias.master().copy_(Tensor::from(dt_bias, gate.dt_bias.master().shape()));
     for (HeadReport r : measure_layer(model.block(l), l, z)) {
       r.target_sensitivity = profile[size_t(l)];
       r.target_timescale = tau[size_t(r.head)];
@@ -99,10 +99,11 @@ void apply_post(LanguageModel& model, double train_length) {
 }
 
 void apply_random_gates(LanguageModel& model, uint64_t seed) {
+  const double low = model.config().model_type == "gated_deltanet" ? 0 : 1;
   for (const NamedParameter& p : model.named_parameters()) {
     const int64_t n = p.shape.numel();
     if (p.name.ends_with("A_log"))
-      p.value().copy_(Tensor::from(native_A_log(seed, name_hash(p.name), n), p.shape));
+      p.value().copy_(Tensor::from(native_A_log(seed, name_hash(p.name), n, low), p.shape));
     if (p.name.ends_with("dt_bias"))
       p.value().copy_(Tensor::from(native_dt_bias(seed, name_hash(p.name), n), p.shape));
   }

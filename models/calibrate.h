@@ -21,7 +21,8 @@ struct HeadReport {
 using LayerDone = std::function<void(int64_t layer)>;  // progress; may be empty
 
 // DAMI, layer by layer: with the new gates of the layers below in place, the pre-activations z of
-// layer l on `tokens` (i64 [B,T]) decide its dt_bias and A_log. All else keeps its values.
+// layer l on `tokens` (i64 [B,T]) decide its dt_bias and A_log; with a decay per channel the means
+// are over tokens and channels. All else keeps its values.
 // Activations in f32; runs on the model's device. (DAMI section on layer-sequential calibration.)
 std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
                                        const Tensor& tokens, const LayerDone& done = {});

@@ -33,6 +33,10 @@ void read_fields(ConfigReader* r, ModelConfig* c) {
   r->read("use_short_conv", &c->use_short_conv);
   r->read("use_gate", &c->use_gate);
   r->read("allow_neg_eigval", &c->allow_neg_eigval);
+  if (c->model_type == "kda") {
+    r->read("safe_gate", &c->safe_gate);
+    r->read("lower_bound", &c->lower_bound);
+  }
   r->read("hidden_ratio", &c->hidden_ratio);
   r->read("intermediate_size", &c->intermediate_size);
   r->read("norm_eps", &c->norm_eps);
@@ -70,6 +74,10 @@ void validate(ConfigReader* r, const ModelConfig& c) {
   if (!(c.norm_eps > 0)) r->error("norm_eps", fmt::format("must be positive, got {}", c.norm_eps));
   if (!(c.initializer_range >= 0))
     r->error("initializer_range", fmt::format("must not be negative, got {}", c.initializer_range));
+  if (c.lower_bound && !(*c.lower_bound < 0))
+    r->error("lower_bound", fmt::format("must be negative, got {}", *c.lower_bound));
+  if (c.safe_gate && !c.lower_bound)
+    r->error("lower_bound", "is missing; safe_gate = true asks for a bounded gate");
   if (!c.use_short_conv) r->error("use_short_conv", "false is not supported");
   if (!c.use_gate) r->error("use_gate", "false is not supported");
   if (c.use_l2warp) r->error("use_l2warp", "true is not supported");
@@ -80,7 +88,7 @@ void validate(ConfigReader* r, const ModelConfig& c) {
 }  // namespace
 
 const std::vector<std::string>& model_types() {
-  static const std::vector<std::string> types = {"gated_deltanet"};
+  static const std::vector<std::string> types = {"gated_deltanet", "kda", "gdn2"};
   return types;
 }
 
@@ -129,14 +137,26 @@ json ModelConfig::to_json() const {
   j["tie_word_embeddings"] = tie_word_embeddings;
   j["use_l2warp"] = use_l2warp;
   j["hidden_act"] = hidden_act;
-  if (!j.contains("architectures")) j["architectures"] = {"GatedDeltaNetForCausalLM"};
+  if (model_type == "kda") {
+    j["safe_gate"] = safe_gate;
+    j["lower_bound"] = lower_bound ? json(*lower_bound) : json();
+  }
+  if (!j.contains("architectures"))
+    j["architectures"] = {model_type == "kda"    ? "KDAForCausalLM"
+                          : model_type == "gdn2" ? "GatedDeltaNet2ForCausalLM"
+                                                 : "GatedDeltaNetForCausalLM"};
   return j;
 }
 
-std::vector<std::string> preset_names() { return {"gdn-100m"}; }
+std::vector<std::string> preset_names() { return {"gdn-100m", "kda-100m", "gdn2-100m"}; }
 
 ModelConfig preset(const std::string& name) {
-  if (name == "gdn-100m") return {};
+  ModelConfig c;  // the sizes of all three
+  if (name == "gdn-100m") return c;
+  if (name == "kda-100m" || name == "gdn2-100m") {
+    c.model_type = name.substr(0, name.find('-'));
+    return c;
+  }
   const std::string near = closest(name, preset_names());
   std::string names;
   for (const std::string& n : preset_names()) names += (names.empty() ? "" : ", ") + n;

@@ -22,6 +22,8 @@ struct ModelConfig {
   bool use_short_conv = true;
   bool use_gate = true;
   bool allow_neg_eigval = false;
+  bool safe_gate = false;                  // kda: asks for the bounded gate
+  std::optional<double> lower_bound = {};  // kda: of the bounded gate; absent: softplus gate
   int64_t hidden_ratio = 4;
   std::optional<int64_t> intermediate_size = {};  // default: from hidden_ratio
   double norm_eps = 1e-6;

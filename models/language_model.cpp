@@ -3,6 +3,7 @@
 #include "autograd/tape.h"
 #include "models/calibrate.h"
 #include "models/delta.h"
+#include "models/delta_channel.h"
 #include "ops/elementwise.h"
 #include "ops/indexing.h"
 #include "ops/linear_cross_entropy.h"
@@ -64,7 +65,7 @@ LanguageModel::Body::Body(const ModelConfig& config)
     : embeddings(config.vocab_size, config.hidden_size), norm(config.hidden_size, config.norm_eps) {
   register_module("embeddings", embeddings);
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
-    blocks.push_back(std::make_unique<Block>(config, std::make_unique<GatedDeltaNet>(config)));
+    blocks.push_back(std::make_unique<Block>(config, make_mixer(config)));
     register_module(fmt::format("layers.{}", l), *blocks.back());
   }
   register_module("norm", norm);
@@ -163,6 +164,14 @@ Tensor LanguageModel::step(const Tensor& tokens, DecodeState* state) const {
   for (size_t l = 0; l < body_.blocks.size(); ++l)
     s = body_.blocks[l]->step(s, state->layers.at(l));
   return logits(close(s)).value();
+}
+
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config) {
+  if (config.model_type == "kda") return std::make_unique<ChannelDeltaNet>(config, DeltaGates::kda);
+  if (config.model_type == "gdn2")
+    return std::make_unique<ChannelDeltaNet>(config, DeltaGates::gdn2);
+  check(config.model_type == "gated_deltanet", "model_type {} has no mixer", config.model_type);
+  return std::make_unique<GatedDeltaNet>(config);
 }
 
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {

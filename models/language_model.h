@@ -96,6 +96,8 @@ class LanguageModel : public Module {
   bool recompute_ = false;
 };
 
+// The mixer that the config's model_type names.
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config);
 // The architecture with zero weights, on the CPU, in f32.
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
 // The public "normal" rule: N(0, initializer_range²) for matrices, conv kernels, embedding and

@@ -10,6 +10,8 @@
 namespace ebb {
 namespace {
 
+constexpr uint64_t kOffsetPurpose = 0x64616d69ull << 32;
+
 double sigmoid(double x) {
   return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
 }
@@ -122,10 +124,22 @@ HeadGate solve_head(std::span<const double> z, std::span<const double> offsets, 
   return gate;
 }
 
-std::vector<float> native_A_log(uint64_t seed, uint64_t purpose, int64_t heads) {
+std::vector<float> native_A_log(uint64_t seed, uint64_t purpose, int64_t heads, double low) {
   std::vector<float> out;
   for (int64_t h = 0; h < heads; ++h)
-    out.push_back(float(std::log(16.0 * uniform_open(random_word({seed, purpose}, uint64_t(h))))));
+    out.push_back(float(
+        std::log(low + (16.0 - low) * uniform_open(random_word({seed, purpose}, uint64_t(h))))));
+  return out;
+}
+
+std::vector<double> channel_offsets(uint64_t seed, int64_t layer, int64_t head, int64_t channels) {
+  check(channels >= 1, "dami: {} channels", channels);
+  const Tensor draw = Tensor::empty({channels}, DType::f64);
+  fill_normal(draw, {seed, kOffsetPurpose + uint64_t(layer << 16 | head)}, 0, 0.03);
+  std::vector<double> out = draw.to_vector<double>();
+  double mean = 0;
+  for (double x : out) mean += x / double(channels);
+  for (double& x : out) x -= mean;
   return out;
 }
 

@@ -27,6 +27,7 @@ struct DamiOptions {
   double low = 0.25, high = 0.75;         // of the profile before shifting
   double shift = 0;                       // added to every layer
   std::optional<double> peak_layer = {};  // half sine with its peak moved to this layer
+  uint64_t seed = 42;                     // of the offsets of channels (KDA, GDN2)
 };
 
 // tau_h for h = 0..heads-1 [tokens], head 0 the slowest.
@@ -50,9 +51,12 @@ HeadGate solve_head(std::span<const double> z, std::span<const double> offsets, 
 HeadGate measure_head(std::span<const double> z, std::span<const double> offsets, double dt_bias,
                       double A_log);
 
-// Native rules. A_log: log U(0,16), never of exactly 0; dt_bias: inverse softplus of
-// exp(U(ln 0.001, ln 0.1)), floored at 1e-4. Element i uses counter i of (seed, purpose).
-std::vector<float> native_A_log(uint64_t seed, uint64_t purpose, int64_t heads);
+// Native rules. A_log: log U(low,16), never of exactly 0, low 0 for Gated DeltaNet and 1 for KDA
+// and GDN2; dt_bias: inverse softplus of exp(U(ln 0.001, ln 0.1)), floored at 1e-4. Element i uses
+// counter i of (seed, purpose).
+std::vector<float> native_A_log(uint64_t seed, uint64_t purpose, int64_t heads, double low = 0);
+// DAMI's offsets of the channels of one head around its dt_bias: N(0, 0.03²), their mean taken out.
+std::vector<double> channel_offsets(uint64_t seed, int64_t layer, int64_t head, int64_t channels);
 std::vector<float> native_dt_bias(uint64_t seed, uint64_t purpose, int64_t count);
 // PoST's spectral control: A_log linear in the head from 0 to ln(train_length), ascending.
 std::vector<float> post_A_log(int64_t heads, double train_length = 4096);

@@ -1,38 +1,13 @@
 #include "ops/delta_rule.h"
 
-#include "ops/common.h"
+#include "ops/delta_rule_checks.h"
 
 namespace ebb {
 namespace {
 
+using namespace delta_rule;
+
 constexpr const char* kOp = "gated_delta_rule";
-
-void check_gate(const char* op, const char* what, const Tensor& t, const Shape& want,
-                const Tensor& v) {
-  check_shape(op, what, t, want);
-  const DType dtype = accumulate_type(v.dtype());
-  check(t.dtype() == dtype, "{}: {} is {}, want {} beside {} values", op, what, t.dtype(), dtype,
-        v.dtype());
-}
-
-// Everything about q, k, v that does not depend on which dimensions lead: q is [...,H,K].
-void check_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, int dims) {
-  check_defined(op, "q", q);
-  check_defined(op, "k", k);
-  check_defined(op, "v", v);
-  check_compute_dtype(op, "q", q);
-  check(q.dim() == dims, "{}: q is {}, want {} dimensions", op, q.shape(), dims);
-  check(k.shape() == q.shape(), "{}: k is {}, want {} as q", op, k.shape(), q.shape());
-  check(v.dim() == dims && v.shape().first(dims - 2) == q.shape().first(dims - 2),
-        "{}: v is {}, q is {}; want the same sizes before the heads", op, v.shape(), q.shape());
-  check(k.dtype() == q.dtype() && v.dtype() == q.dtype(), "{}: q is {}, k {}, v {}; want one dtype",
-        op, q.dtype(), k.dtype(), v.dtype());
-  const int64_t heads = q.size(-2), value_heads = v.size(-2);
-  check(heads >= 1 && value_heads >= 1 && value_heads % heads == 0,
-        "{}: {} value heads over {} q/k heads; want a multiple", op, value_heads, heads);
-  for (const auto& [name, size] : {std::pair{"K", q.size(-1)}, std::pair{"V", v.size(-1)}})
-    check(size >= 1 && size <= 256, "{}: head size {} is {}, want 1...256", op, name, size);
-}
 
 DeltaRuleProblem checked(const Var& q, const Var& k, const Var& v, const Var& g, const Var& beta,
                          const Var& h0, const DeltaRuleOptions& options) {
@@ -42,26 +17,10 @@ DeltaRuleProblem checked(const Var& q, const Var& k, const Var& v, const Var& g,
   check_gate(kOp, "beta", beta.value(), gates, v.value());
   check_same_device(kOp, q.value(),
                     {&k.value(), &v.value(), &g.value(), &beta.value(), &h0.value()});
-  const int64_t c = options.chunk;
-  check(c == 16 || c == 32 || c == 64 || c == 128, "{}: chunk is {}, want 16, 32, 64 or 128", kOp,
-        c);
-  options.layout.check_covers(kOp, q.size(0), q.size(1), q.device());
   DeltaRuleProblem p{q.value().contiguous(), k.value().contiguous(), v.value().contiguous(),
                      g.value().contiguous(), beta.value().contiguous()};
-  p.scale = options.scale;
-  p.layout = options.layout;
-  p.chunk = c;
-  if (h0.defined()) {
-    check_gate(kOp, "h0", h0.value(), {p.sequences(), p.value_heads(), p.key_dim(), p.value_dim()},
-               v.value());
-    p.h0 = h0.value().contiguous();
-  }
+  check_sequences(kOp, p, h0.value(), options);
   return p;
-}
-
-Tensor empty_state(const DeltaRuleProblem& p) {
-  return Tensor::empty({p.sequences(), p.value_heads(), p.key_dim(), p.value_dim()}, p.g.dtype(),
-                       p.g.device());
 }
 
 void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state) {
@@ -87,8 +46,12 @@ void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state) {
 
 }  // namespace
 
-DeltaRuleOutput gated_delta_rule(const Var& q, const Var& k, const Var& v, const Var& g,
-                                 const Var& beta, const Var& h0, const DeltaRuleOptions& options) {
+DeltaRuleOutput gated_delta_rule(const Var& q_in, const Var& k_in, const Var& v, const Var& g_in,
+                                 const Var& beta_in, const Var& h0,
+                                 const DeltaRuleOptions& options) {
+  const Var q = normalized(q_in, options), k = normalized(k_in, options);
+  const Var g = log_decay(kOp, g_in, options);
+  const Var beta = strength(kOp, beta_in, options.beta_scale, options);
   const OpScope scope(kOp);
   const DeltaRuleProblem p = checked(q, k, v, g, beta, h0, options);
   const Tensor o = Tensor::empty_like(p.v);
@@ -98,14 +61,12 @@ DeltaRuleOutput gated_delta_rule(const Var& q, const Var& k, const Var& v, const
     saved = gpu::gated_delta_rule_fwd(p, o, ht);
   else
     saved = cpu::gated_delta_rule_fwd(p, o, ht);
-  DeltaRuleProblem sizes;  // captured without its tensors; the layout's offsets are an index
-  sizes.scale = p.scale, sizes.layout = p.layout, sizes.chunk = p.chunk;
-  const std::vector<Var> out =
-      record(kOp, {q, k, v, g, beta, h0},
-             {p.q, p.k, p.v, p.g, p.beta, saved.a, saved.states, saved.values, saved.gates},
-             {o, ht}, [sizes, final_state = options.want_final_state](BackwardContext& ctx) {
-               backward_pass(ctx, sizes, final_state);
-             });
+  const std::vector<Var> out = record(
+      kOp, {q, k, v, g, beta, h0},
+      {p.q, p.k, p.v, p.g, p.beta, saved.a, saved.states, saved.values, saved.gates}, {o, ht},
+      [sizes = sizes_of(p), final_state = options.want_final_state](BackwardContext& ctx) {
+        backward_pass(ctx, sizes, final_state);
+      });
   return {out[0], out[1]};
 }
 

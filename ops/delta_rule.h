@@ -32,6 +32,13 @@ struct DeltaRuleOptions {
   bool want_final_state = false;  // else ht stays undefined
   SeqLayout layout = {};          // N sequences; dense: N = B
   int64_t chunk = 64;             // C: 16, 32, 64 or 128; changes results by rounding only
+  // Instead of finished inputs:
+  bool normalize_qk = false;  // q, k to length 1 (ops/l2_norm.h)
+  bool sigmoid = false;       // beta (b and w) are logits of any dtype ...
+  double beta_scale = 1;      // ... beta = beta_scale·σ, b too; 2 allows negative eigenvalues
+  Var A_log = {};             // [HV]: g is the raw gate, of any dtype (ops/decay_gate.h)
+  Var dt_bias = {};           // [HV] or, per channel, [HV,K] or [HV·K]
+  double lower_bound = 0;     // of the bounded gate; 0: softplus
 };
 struct DeltaRuleOutput {
   Var o;   // [B,T,HV,V]
@@ -55,11 +62,13 @@ struct DeltaRuleSize {
 Cost gated_delta_rule_cost(Pass pass, const DeltaRuleSize& s, DType dtype, bool saves = true);
 Cost gated_delta_rule_step_cost(const DeltaRuleSize& s, DType dtype);  // time is not used
 
-// What the backends see: checked, dense tensors. A member of the family with a decay per channel
-// (g [B,T,HV,K]) or with erase and write gates adds fields here, not another struct.
+// What the backends see: checked, dense tensors. The members of the family with a decay per channel
+// (ops/delta_rule_channel.h) have g [B,T,HV,K]; with an erase and a write gate they have no beta.
 struct DeltaRuleProblem {
   Tensor q, k, v, g, beta;
-  Tensor h0 = {};  // undefined: zero
+  Tensor h0 = {};     // undefined: zero
+  Tensor erase = {};  // [B,T,HV,K]
+  Tensor write = {};  // [B,T,HV,V]
   double scale = 1;
   SeqLayout layout = {};
   int64_t chunk = 64;
@@ -81,6 +90,7 @@ struct DeltaRuleSaved {  // a backend may leave what it recomputes undefined
 };
 struct DeltaRuleGradients {  // undefined: not wanted. Dense, overwritten.
   Tensor dq = {}, dk = {}, dv = {}, dg = {}, dbeta = {}, dh0 = {};
+  Tensor derase = {}, dwrite = {};
 };
 // o, ht (if defined) and the gradients asked for are overwritten. d_o is dense, dht may be
 // undefined.

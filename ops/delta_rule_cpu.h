@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "ops/common.h"
 #include "ops/cpu_math.h"
 #include "ops/delta_rule.h"
 #include "ops/small_gemm.h"
@@ -163,6 +164,58 @@ T dot(const T* a, const T* b, int64_t width) {
   T s = 0;
   for (int l = 0; l < kLanes<T>; ++l) s += sum[l];
   return s;
+}
+
+// a = (I + m)⁻¹ for m [n,width] strictly lower, by forward substitution, row i = e_i − Σ_{j<i} m_ij
+// row j, eight rows at a time so that most of it is a product.
+template <class T>
+void unit_lower_inverse(const T* m, int64_t n, int64_t width, T* a) {
+  constexpr int64_t kBlock = 8;
+  for (int64_t first = 0; first < n; first += kBlock) {
+    const int64_t end = std::min(first + kBlock, n);
+    for (int64_t i = first; i < end; ++i) {
+      std::fill(a + i * width, a + (i + 1) * width, T(0));
+      a[i * width + i] = 1;
+    }
+    gemm<Write::subtract>(end - first, padded<T>(first), first, rows(m + first * width, width), a,
+                          width, a + first * width, width);
+    for (int64_t i = first; i < end; ++i)
+      for (int64_t j = first; j < i; ++j) {
+        const T f = m[i * width + j];
+        for (int64_t x = 0; x <= j; ++x) a[i * width + x] -= f * a[j * width + x];
+      }
+  }
+}
+
+// The first positive log decay is an error that says where it stands.
+inline void check_decays(const char* op, const Tensor& g) {
+  visit_float(g.dtype(), [&]<class T>() {
+    const T* p = g.data<T>();
+    const int64_t n = g.numel();
+    int64_t first = n;
+#pragma omp parallel for reduction(min : first) if (n > 65536)
+    for (int64_t i = 0; i < n; ++i)
+      if (p[i] > 0) first = std::min(first, i);
+    if (first == n) return;
+    std::string at;
+    int64_t rest = first;
+    for (int d = g.dim() - 1; d >= 0; rest /= g.size(d--))
+      at = fmt::format("{}{}{}", rest % g.size(d), at.empty() ? "" : ",", at);
+    fail("{}: g[{}] = {} is positive; want log decays <= 0", op, at, double(p[first]));
+  });
+}
+
+// out [tokens,H,K] = sum over the value heads of each q/k head, in order.
+template <class T>
+void sum_groups(const Plan& plan, const T* per_value_head, T* out) {
+#pragma omp parallel for if (plan.tokens * plan.hv * plan.k > 65536)
+  for (int64_t i = 0; i < plan.tokens * plan.h; ++i)
+    for (int64_t j = 0; j < plan.k; ++j) {
+      T sum = 0;
+      for (int64_t r = 0; r < plan.group; ++r)
+        sum += per_value_head[(i * plan.group + r) * plan.k + j];
+      out[i * plan.k + j] = sum;
+    }
 }
 
 // w.p1 = P, from w.q and w.kt.

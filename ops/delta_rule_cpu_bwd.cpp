@@ -186,19 +186,6 @@ void chunk_gradients(const Pass<T>& in, int64_t chunk, int64_t head, Workspace<T
                    in.dg + gates_at, plan.hv);
 }
 
-// out [tokens,H,K] = sum over the value heads of each q/k head, in order.
-template <class T>
-void sum_groups(const Plan& plan, const T* per_value_head, T* out) {
-#pragma omp parallel for if (plan.tokens * plan.hv * plan.k > 65536)
-  for (int64_t i = 0; i < plan.tokens * plan.h; ++i)
-    for (int64_t j = 0; j < plan.k; ++j) {
-      T sum = 0;
-      for (int64_t r = 0; r < plan.group; ++r)
-        sum += per_value_head[(i * plan.group + r) * plan.k + j];
-      out[i * plan.k + j] = sum;
-    }
-}
-
 template <class T>
 void backward(const DeltaRuleProblem& p, const DeltaRuleSaved& saved, const Tensor& d_o,
               const Tensor& dht, const DeltaRuleGradients& grads) {

@@ -54,6 +54,21 @@ TEST(Config, ForeignConfigKeepsWhatItDoesNotKnow) {
   EXPECT_THROW(parse_foreign_config(hybrid, "config.json"), Error);
 }
 
+TEST(Config, BoundedGateIsReadForKdaOnly) {
+  json kda = {{"model_type", "kda"}, {"safe_gate", true}, {"lower_bound", -5.0}};
+  const ModelConfig c = parse_foreign_config(kda, "config.json");
+  EXPECT_EQ(c.lower_bound, -5.0);
+  EXPECT_EQ(c.to_json()["lower_bound"], -5.0);
+  kda["lower_bound"] = nullptr;
+  EXPECT_THROW(parse_foreign_config(kda, "config.json"), Error);  // bounded, but by what?
+  kda["lower_bound"] = 5.0;
+  EXPECT_THROW(parse_foreign_config(kda, "config.json"), Error);
+  EXPECT_NE(mistakes({{"model", {{"preset", "gdn-100m"}, {"lower_bound", -5.0}}}})
+                .find("/model/lower_bound: unknown"),
+            std::string::npos);
+  EXPECT_EQ(mistakes({{"model", {{"preset", "kda-100m"}, {"lower_bound", -5.0}}}}), "");
+}
+
 TEST(Config, ResolvedRecipeReadsBackEqual) {
   const json recipe = {{"model", {{"preset", "gdn-100m"}}},
                        {"steps", 7},

@@ -73,6 +73,7 @@ class Draw {
 // Rows by family, one function per file in tests/op_rows.
 std::vector<OpRow> conv_rows(Draw& draw);
 std::vector<OpRow> delta_rule_rows(Draw& draw);
+std::vector<OpRow> delta_rule_channel_rows(Draw& draw);
 std::vector<OpRow> elementwise_rows(Draw& draw);
 std::vector<OpRow> gate_rows(Draw& draw);
 std::vector<OpRow> loss_rows(Draw& draw);

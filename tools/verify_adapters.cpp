@@ -5,6 +5,7 @@
 #include "ops/cross_entropy.h"
 #include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
+#include "ops/delta_rule_channel.h"
 #include "ops/gated_rms_norm.h"
 #include "ops/l2_norm.h"
 #include "ops/layer_norm.h"
@@ -39,6 +40,18 @@ CaseOutputs run_gated_rms_norm(const CaseInputs& in) {
   const GateAct act = in.text("activation") == "sigmoid" ? GateAct::sigmoid : GateAct::silu;
   return {{"y", gated_rms_norm(in["x"], in["gate"], in["weight"],
                                {.eps = float(in.number("eps")), .act = act})}};
+}
+
+CaseOutputs run_gdn2(const CaseInputs& in) {
+  const DeltaRuleOutput r = gdn2(in["q"], in["k"], in["v"], in["g"], in["b"], in["w"], in["h0"],
+                                 {.scale = in.number("scale"), .want_final_state = true});
+  return {{"o", r.o}, {"ht", r.ht}};
+}
+
+CaseOutputs run_kda(const CaseInputs& in) {
+  const DeltaRuleOutput r = kda(in["q"], in["k"], in["v"], in["g"], in["beta"], in["h0"],
+                                {.scale = in.number("scale"), .want_final_state = true});
+  return {{"o", r.o}, {"ht", r.ht}};
 }
 
 CaseOutputs run_gdn_gate(const CaseInputs& in) {
@@ -102,8 +115,10 @@ const std::vector<Adapter>& adapters() {
       {"cross_entropy", run_cross_entropy},
       {"gated_delta_rule", run_gated_delta_rule, {"g", "beta", "h0"}},
       {"gated_rms_norm", run_gated_rms_norm, {"weight"}},
+      {"gdn2", run_gdn2, {"g", "b", "w", "h0"}},
       {"gdn_gate", run_gdn_gate, {"A_log", "dt_bias"}},
       {"group_norm", run_group_norm, {"weight", "bias"}},
+      {"kda", run_kda, {"g", "beta", "h0"}},
       {"kda_gate", run_kda_gate, {"A_log", "dt_bias"}},
       {"l2_norm", run_l2_norm},
       {"layer_norm", run_layer_norm, {"weight", "bias"}},

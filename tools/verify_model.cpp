@@ -167,19 +167,73 @@ VerifyResult written_back(const std::string& folder) {
   return r;
 }
 
-}  // namespace
+// One layer by itself: y of x, the gradient of x and of every parameter, the weights read back.
+std::vector<VerifyResult> verify_layer(const std::string& folder, const std::string& model_type,
+                                       Device device, DType dtype) {
+  json config = read_config(folder);
+  config["model_type"] = model_type;
+  const std::unique_ptr<Mixer> layer =
+      make_mixer(parse_foreign_config(config, folder + "/config.json"));
+  const SafeTensors weights(folder + "/model.safetensors"), io(folder + "/io.safetensors");
+  StateDict state;
+  for (const std::string& name : weights.names()) state.emplace_back(name, weights.get(name));
+  layer->load_state_dict(state);
+  VerifyResult kept{
+      .name = "written back", .measure = "tensors and fields", .total = int64_t(state.size())};
+  for (const auto& [name, t] : layer->state_dict())
+    if (!bitwise_equal(t, weights.get(name))) kept.error += 1;
 
-std::string model_not_implemented(const std::string& folder) {
+  const std::vector<NamedParameter> parameters = layer->named_parameters();
+  if (dtype == DType::f64)
+    for (const NamedParameter& p : parameters)
+      p.parameter.set_master(p.parameter.master().to(DType::f64));
+  layer->to(device);
+  if (dtype == DType::bf16) layer->enable_bf16();
+  const ModelLimits limits = model_limits(model_type, dtype);
+  std::vector<VerifyResult> results;
+  const auto compare = [&](const std::string& name, const Tensor& x, double limit) {
+    results.push_back({.name = name, .error = relative_error(x, io.get(name)), .limit = limit});
+  };
+  const Var x = Var::leaf(io.get("in.x").to(dtype, device));
+  const Var y = layer->forward(x, {}, nullptr, nullptr);
+  compare("out.y", y.value(), limits.activation);
+  backward({y}, {io.get("dout.y").to(dtype, device)});
+  compare("grad.in.x", x.grad(), limits.gradient);
+  for (const NamedParameter& p : parameters) {
+    check(p.grad().defined(), "{} received no gradient", p.name);
+    const bool gate = p.name.ends_with("A_log") || p.name.ends_with("dt_bias");
+    compare("grad." + p.name, p.grad(), gate ? limits.gate_gradient : limits.gradient);
+  }
+  check_device_flags(device);
+  results.push_back(kept);
+  return results;
+}
+
+// "gdn2" of "gdn2_layer": a golden folder that holds one layer; empty for a whole model.
+std::string layer_of(const std::string& type) {
+  const std::string suffix = "_layer";
+  return type.ends_with(suffix) ? type.substr(0, type.size() - suffix.size()) : "";
+}
+
+std::string model_type_of(const std::string& folder) {
   const json config = read_config(folder);
   check(config.contains("model_type") && config["model_type"].is_string(),
         "{}/config.json: model_type is missing", folder);
-  const std::string type = config["model_type"];
+  return config["model_type"];
+}
+
+}  // namespace
+
+std::string model_not_implemented(const std::string& folder) {
+  const std::string type = model_type_of(folder), layer = layer_of(type);
   const std::vector<std::string>& types = model_types();
-  if (std::find(types.begin(), types.end(), type) != types.end()) return "";
+  if (std::find(types.begin(), types.end(), layer.empty() ? type : layer) != types.end()) return "";
   return fmt::format("model_type {} is not in this version of ebb", type);
 }
 
 std::vector<VerifyResult> verify_model(const std::string& folder, Device device, DType dtype) {
+  if (const std::string layer = layer_of(model_type_of(folder)); !layer.empty())
+    return verify_layer(folder, layer, device, dtype);
   std::vector<VerifyResult> results = ModelCase(folder, device, dtype).run();
   results.push_back(written_back(folder));
   return results;

@@ -1,0 +1,157 @@
+#include "models/delta_channel.h"
+
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "ops/causal_conv1d.h"
+#include "ops/decay_gate.h"
+#include "ops/gated_rms_norm.h"
+#include "ops/l2_norm.h"
+#include "ops/matmul.h"
+#include "ops/movement.h"
+#include "ops/sigmoid_gate.h"
+#include "tensor/check.h"
+
+namespace ebb {
+
+ChannelDeltaNet::ChannelDeltaNet(const ModelConfig& c, DeltaGates gates)
+    : gates_(gates),
+      heads_(c.num_heads),
+      v_heads_(c.v_heads()),
+      key_dim_(c.head_dim),
+      value_dim_(c.v_dim()),
+      conv_width_(c.conv_size),
+      eps_(c.norm_eps),
+      erase_scale_(c.allow_neg_eigval ? 2 : 1),
+      lower_bound_(c.lower_bound.value_or(0)) {
+  const int64_t d = c.hidden_size, keys = heads_ * key_dim_, values = v_heads_ * value_dim_;
+  const int64_t channels = v_heads_ * key_dim_;  // of the decay
+  std::vector<FusedPart> rows = {
+      {"q_proj.weight", {keys, d}}, {"k_proj.weight", {keys, d}}, {"v_proj.weight", {values, d}}};
+  if (gates_ == DeltaGates::gdn2) rows.push_back({"w_proj.weight", {values, d}});
+  rows.push_back({"f_proj.0.weight", {value_dim_, d}});
+  rows.push_back({"g_proj.0.weight", {value_dim_, d}});
+  rows.push_back({"b_proj.weight", {gates_ == DeltaGates::gdn2 ? channels : v_heads_, d}});
+  // Eight rows at a time, so that every row of the product starts at a 16-byte boundary.
+  input_ = register_fused(rows, 8);
+  conv_ = register_fused({{"q_conv1d.weight", {keys, 1, conv_width_}},
+                          {"k_conv1d.weight", {keys, 1, conv_width_}},
+                          {"v_conv1d.weight", {values, 1, conv_width_}}});
+  conv_.keep_f32();
+  decay_ = register_parameter("f_proj.1.weight", Tensor::zeros({channels, value_dim_}));
+  gate_ = register_parameter("g_proj.1.weight", Tensor::zeros({values, value_dim_}));
+  gate_bias_ = register_parameter("g_proj.1.bias", Tensor::zeros({values}), WeightDecay::off);
+  A_log_ = register_parameter("A_log", Tensor::zeros({v_heads_}), WeightDecay::off);
+  dt_bias_ = register_parameter("dt_bias", Tensor::zeros({channels}), WeightDecay::off);
+  o_norm_ = register_parameter("o_norm.weight", Tensor::full({value_dim_}, 1), WeightDecay::off);
+  output_ = register_parameter("o_proj.weight", Tensor::zeros({d, values}));
+}
+
+// What the input becomes before anything looks along time.
+struct ChannelDeltaNet::Projected {
+  Var qkv;   // [...,2·H·K + HV·V]
+  Var g;     // [...,HV,K] log decays
+  Var b;     // [...,HV] or [...,HV,K]
+  Var w;     // [...,HV,V], GDN2
+  Var gate;  // [...,HV·V] of the output
+};
+
+ChannelDeltaNet::Projected ChannelDeltaNet::project(const Var& x) const {
+  const int64_t values = v_heads_ * value_dim_, qkv = 2 * heads_ * key_dim_ + values;
+  const bool wide = gates_ == DeltaGates::gdn2;
+  const int64_t erase = wide ? v_heads_ * key_dim_ : v_heads_, write = wide ? values : 0;
+  const Var all = linear(x, input_.var());
+  std::vector<int64_t> sizes = {qkv, write, value_dim_, value_dim_, erase};
+  const int64_t rest = all.shape().back() - qkv - write - 2 * value_dim_ - erase;
+  if (rest > 0) sizes.push_back(rest);
+  const std::vector<Var> parts = split(all, -1, sizes);
+
+  const Shape lead = x.shape().first(x.dim() - 1);
+  const auto heads = [&](const Var& t, int64_t width) {
+    Shape shape = lead;
+    shape.push_back(v_heads_);
+    shape.push_back(width);
+    return reshape(t, shape);
+  };
+  const Var z = linear(parts[2], decay_.var());
+  const Var g = decay_gate(z, A_log_.var(), dt_bias_.var(), {.lower_bound = lower_bound_});
+  const Var b = sigmoid_gate(parts[4], erase_scale_);
+  return {parts[0], heads(g, key_dim_), wide ? heads(b, key_dim_) : b,
+          wide ? heads(sigmoid_gate(parts[1]), value_dim_) : Var(),
+          linear(parts[3], gate_.var(), gate_bias_.var())};
+}
+
+Var ChannelDeltaNet::finish(const Var& o, const Var& gate, const Shape& lead) const {
+  Shape heads = lead, flat = lead;
+  heads.push_back(v_heads_);
+  heads.push_back(value_dim_);
+  flat.push_back(v_heads_ * value_dim_);
+  const Var y = gated_rms_norm(o, reshape(gate, heads), o_norm_.var(),
+                               {.eps = float(eps_), .act = GateAct::sigmoid});
+  return linear(reshape(y, flat), output_.var());
+}
+
+Var ChannelDeltaNet::forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+                             MixerState* final) {
+  check(x.dim() == 3, "delta mixer: x is {}, want [B,T,d]", x.shape());
+  const int64_t B = x.size(0), T = x.size(1), keys = heads_ * key_dim_;
+  const Projected p = project(x);
+  const CausalConv1d conv =
+      causal_conv1d(p.qkv, conv_.var(), {}, initial ? Var(initial->tensors.at(1)) : Var(),
+                    {.final_state = final != nullptr, .layout = layout});
+  const std::vector<Var> qkv = split(conv.y, -1, {2 * keys, v_heads_ * value_dim_});
+  const Var qk = l2_norm(reshape(qkv[0], {B, T, 2 * heads_, key_dim_}));
+  const std::vector<Var> halves = split(qk, 2, {heads_, heads_});
+  const Var v = reshape(qkv[1], {B, T, v_heads_, value_dim_});
+  const Var h0 = initial ? Var(initial->tensors.at(0)) : Var();
+  const DeltaRuleOptions options{.scale = 1 / std::sqrt(double(key_dim_)),
+                                 .want_final_state = final != nullptr,
+                                 .layout = layout};
+  const DeltaRuleOutput r = gates_ == DeltaGates::kda
+                                ? kda(halves[0], halves[1], v, p.g, p.b, h0, options)
+                                : gdn2(halves[0], halves[1], v, p.g, p.b, p.w, h0, options);
+  if (final) final->tensors = {r.ht.value(), conv.final_state.value()};
+  return finish(r.o, p.gate, {B, T});
+}
+
+Var ChannelDeltaNet::step(const Var& x, MixerState& state) {
+  const NoGrad off;
+  check(x.dim() == 2, "delta mixer: x is {}, want [N,d]", x.shape());
+  const int64_t N = x.size(0), keys = heads_ * key_dim_;
+  const Projected p = project(x);
+  const Tensor qkv = causal_conv1d_step(p.qkv.value(), conv_.master(), {}, state.tensors.at(1),
+                                        ConvActivation::silu);
+  const Tensor qk = l2_norm(qkv.slice(1, 0, 2 * keys).reshape({N, 2 * heads_, key_dim_})).value();
+  const Tensor q = qk.slice(1, 0, heads_), k = qk.slice(1, heads_, 2 * heads_);
+  const Tensor v = qkv.slice(1, 2 * keys, qkv.size(1)).reshape({N, v_heads_, value_dim_});
+  const Tensor &g = p.g.value(), &b = p.b.value(), &s = state.tensors.at(0);
+  const double scale = 1 / std::sqrt(double(key_dim_));
+  const Tensor o = gates_ == DeltaGates::kda ? kda_step(q, k, v, g, b, s, scale)
+                                             : gdn2_step(q, k, v, g, b, p.w.value(), s, scale);
+  return finish(o, p.gate, {N});
+}
+
+MixerState ChannelDeltaNet::zero_state(int64_t n, DType activations, Device device) const {
+  const int64_t channels = 2 * heads_ * key_dim_ + v_heads_ * value_dim_;
+  return {{Tensor::zeros({n, v_heads_, key_dim_, value_dim_}, accumulate_type(activations), device),
+           Tensor::zeros({n, channels, conv_width_}, activations, device)}};
+}
+
+std::optional<DecayGate> ChannelDeltaNet::decay_gate_parameters() const {
+  return DecayGate{A_log_, dt_bias_, v_heads_, key_dim_};
+}
+
+Tensor ChannelDeltaNet::gate_preactivations(const Tensor& h) const {
+  const NoGrad off;
+  check(lower_bound_ == 0,
+        "calibrate: the timescale of a bounded gate (lower_bound {}) is not "
+        "exp(A_log) times a softplus; only the softplus gate can be calibrated",
+        lower_bound_);
+  const int64_t values = v_heads_ * value_dim_;
+  const int64_t begin = 2 * heads_ * key_dim_ + (gates_ == DeltaGates::gdn2 ? 2 : 1) * values;
+  const Tensor inner = input_.master().slice(0, begin, begin + value_dim_);
+  const Var f = linear(h.to(inner.dtype()).reshape({-1, h.shape().back()}), inner);
+  return linear(f, decay_.master()).value();
+}
+
+}  // namespace ebb

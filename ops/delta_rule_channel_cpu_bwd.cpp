@@ -1,0 +1,325 @@
+// Backward pass of the delta rule with a decay per channel on the CPU; notation of
+// ops/delta_rule_channel_cpu.cpp. With D = dL/dS⁺ (models.md 3.2 in adjoint form, no gradient of
+// the inverse):
+//   X = Aᵀ (Pᵀ dO + (k∘τ) D)     D ← Diag(γ_n) D + (scale q∘γ)ᵀ dO − K̂ᵀ X
+//   dP = scale·tril(dO V'ᵀ)      dM = −stril(X V'ᵀ)      dv = w∘X      dw = v∘X
+//   dq_i = scale γ_i∘(S dO_i) + Σ_{j<=i} dP_ij k_j∘E_ij        E_ij = e^{G_i−G_j} [K]
+//   p_i  =     −γ_i∘(S X_i)   + Σ_{j<i} dM_ij k_j∘E_ij         (of b∘k: db = k∘p, dk = r + b∘p)
+//   r_j  =      τ_j∘(D V'_j)  + Σ_{i>=j} dP_ij q_i∘E_ij + Σ_{i>j} dM_ij (b_i k_i)∘E_ij
+// dg_t sums exactly the terms whose exponent contains g_t, channel by channel; it is no difference
+// of larger sums, so it stays accurate where the decay is near zero.
+#include <cmath>
+
+#include "ops/delta_rule_channel_cpu.h"
+
+namespace ebb::cpu {
+namespace {
+
+using namespace delta_channel;
+
+template <class T>
+struct Pass : ChannelArrays<T> {
+  using ChannelArrays<T>::ChannelArrays;
+  const T *d_o = nullptr, *dht = nullptr;
+  T *x = nullptr, *dstates = nullptr;  // X [HV,tokens,V]; D after each chunk
+  T *dq = nullptr, *dk = nullptr;      // [tokens,HV,K]: per value head
+  T *dv = nullptr, *dg = nullptr, *dbeta = nullptr, *dh0 = nullptr;
+  T *derase = nullptr, *dwrite = nullptr;
+  T* x_of(int64_t t, int64_t head) const {
+    return x + (head * this->plan.tokens + t) * this->plan.v;
+  }
+};
+
+// X = Pᵀ dO: the part of V's gradient that does not come through the state.
+template <class T>
+void local_values(const Pass<T>& in, int64_t chunk, int64_t head, ChannelWorkspace<T>& w) {
+  const Plan& plan = in.plan;
+  const Chunk c = plan.chunks[size_t(chunk)];
+  load_chunk(in, c, head, w);
+  load_queries(in, c, head, w);
+  scores(w.q, in.scale, false, w, w.p1);
+  pack(in.d_o + in.value(c.first, head), plan.hv * plan.v, c.rows, plan.v, w.v, w.wv);
+  gemm<Write::set>(c.rows, w.wv, c.rows, columns(w.p1, w.wc), w.v, w.wv, w.x, w.wv, Part::upper_a);
+  unpack(w.x, w.wv, c.rows, plan.v, in.x_of(c.first, head), plan.v);
+}
+
+// Columns [v0, v0+cols) of D and X, from the last chunk to the first.
+template <class T>
+void reverse_scan(const Pass<T>& in, int64_t n, int64_t head, int64_t v0, int64_t cols,
+                  ChannelWorkspace<T>& w) {
+  const Plan& plan = in.plan;
+  const int64_t width = padded<T>(cols), wk = w.wk;
+  const int64_t state = (n * plan.hv + head) * plan.k * plan.v + v0;
+  if (in.dht)
+    pack(in.dht + state, plan.v, plan.k, cols, w.ds, width);
+  else
+    std::fill(w.ds, w.ds + plan.k * width, T(0));
+  for (int64_t i = plan.first_chunk[size_t(n) + 1] - 1; i >= plan.first_chunk[size_t(n)]; --i) {
+    const Chunk c = plan.chunks[size_t(i)];
+    unpack(w.ds, width, plan.k, cols, in.dstates + in.state(i, head) + v0, plan.v);
+    load_chunk(in, c, head, w);
+    load_queries(in, c, head, w);
+    pack(in.d_o + in.value(c.first, head) + v0, plan.hv * plan.v, c.rows, cols, w.v, width);
+    pack(in.x_of(c.first, head) + v0, plan.v, c.rows, cols, w.y, width);
+    to_end(w, w.k, w.kt);
+    gemm<Write::add>(c.rows, width, plan.k, rows(w.kt, wk), w.ds, width, w.y, width);
+    gemm<Write::set>(c.rows, width, c.rows, columns(in.a_of(c.first, head), plan.c), w.y, width,
+                     w.x, width, Part::upper_a);
+    unpack(w.x, width, c.rows, cols, in.x_of(c.first, head) + v0, plan.v);
+    from_start(w, w.q, in.scale, w.qh);
+    from_start(w, w.b, T(1), w.bh);
+    scale_rows(w.ds, width, plan.k, [&](int64_t d) { return w.total[d]; });
+    gemm<Write::add>(plan.k, width, c.rows, columns(w.qh, wk), w.v, width, w.ds, width);
+    gemm<Write::subtract>(plan.k, width, c.rows, columns(w.bh, wk), w.x, width, w.ds, width);
+  }
+  if (in.dh0) unpack(w.ds, width, plan.k, cols, in.dh0 + state, plan.v);
+}
+
+// Adds to w.dq, w.p and w.r what sub-chunk I reads of J < I, and to the parts of dg whose exponents
+// span that pair: from a row of I on, up to a column of J, and of the sub-chunks between whole.
+// w.p3 = dP, w.p4 = dM; w.qh = q∘head, w.bh = b∘head, w.kt = k∘tail.
+template <class T>
+void pair_gradients(int64_t I, int64_t J, ChannelWorkspace<T>& w) {
+  const int64_t wk = w.wk, first = w.first(I), n = w.end(I) - first, column = w.first(J);
+  const int64_t columns_before = w.end(J) - column;  // a full sub-chunk
+  const int64_t block = first * w.wc + column;
+  exp_of_sums(w, J + 1, I, w.gap);
+  gemm<Write::set>(n, wk, columns_before, rows(w.p3 + block, w.wc), w.kt + column * wk, wk, w.x1,
+                   wk);
+  gemm<Write::set>(n, wk, columns_before, rows(w.p4 + block, w.wc), w.kt + column * wk, wk, w.x2,
+                   wk);
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t d = 0; d < wk; ++d) {
+      const int64_t at = (first + i) * wk + d;
+      const T q = w.head[at] * w.gap[d] * w.x1[i * wk + d];
+      const T p = w.head[at] * w.gap[d] * w.x2[i * wk + d];
+      const T z = w.q[at] * q + w.b[at] * p;
+      w.dq[at] += q;
+      w.p[at] += p;
+      w.off_row[at] += z;
+      for (int64_t a = J + 1; a < I; ++a) w.across[a * wk + d] += z;
+    }
+  gemm<Write::set>(columns_before, wk, n, columns(w.p3 + block, w.wc), w.qh + first * wk, wk, w.x1,
+                   wk);
+  gemm<Write::add>(columns_before, wk, n, columns(w.p4 + block, w.wc), w.bh + first * wk, wk, w.x1,
+                   wk);
+  for (int64_t j = 0; j < columns_before; ++j)
+    for (int64_t d = 0; d < wk; ++d) {
+      const int64_t at = (column + j) * wk + d;
+      const T r = w.tail[at] * w.gap[d] * w.x1[j * wk + d];
+      w.r[at] += r;
+      w.off_col[at] += w.k[at] * r;
+    }
+}
+
+// The same inside sub-chunk I, channel by channel; w.cross_t = Σ_{i>=t>j} Z_ij with
+// Z_ij = (dP_ij q_i + dM_ij b_i k_i)∘k_j∘E_ij.
+template <class T>
+void diagonal_gradients(int64_t I, ChannelWorkspace<T>& w) {
+  const int64_t wk = w.wk, first = w.first(I), n = w.end(I) - first;
+  for (int64_t d = 0; d < wk; d += kLanes<T>) {
+    const auto at = [&](int64_t i) { return (first + i) * wk + d; };
+    for (int64_t i = 0; i < n; ++i) store(w.cross + at(i), Vec<T>{});
+    for (int64_t j = 0; j < n; ++j) {
+      const Vec<T> k = load(w.k + at(j));
+      const T* p = w.p3 + (first + j) * w.wc + first + j;
+      Vec<T> decay = Vec<T>{} + T(1), z[kSub];
+      store(w.dq + at(j), load(w.dq + at(j)) + *p * k);
+      Vec<T> r = load(w.r + at(j)) + *p * load(w.q + at(j));
+      for (int64_t i = j + 1; i < n; ++i) {
+        decay *= load(w.alpha + at(i));
+        const int64_t score = (first + i) * w.wc + first + j;
+        const T dp = w.p3[score], dm = w.p4[score];
+        const Vec<T> key = k * decay;
+        store(w.dq + at(i), load(w.dq + at(i)) + dp * key);
+        store(w.p + at(i), load(w.p + at(i)) + dm * key);
+        const Vec<T> y = dp * load(w.q + at(i)) + dm * load(w.b + at(i));
+        r += y * decay;
+        z[i] = y * key;
+      }
+      store(w.r + at(j), r);
+      Vec<T> sum{};
+      for (int64_t t = n - 1; t > j; --t) {
+        sum += z[t];
+        store(w.cross + at(t), load(w.cross + at(t)) + sum);
+      }
+    }
+  }
+}
+
+// dg from its parts. reads_t and kept_t [rows,wk]: the terms with e^{G_t} and with e^{G_n−G_t};
+// carry: with e^{G_n}.
+template <class T>
+void decay_gradient(const T* reads, const T* kept, const T* carry, ChannelWorkspace<T>& w, T* out) {
+  const int64_t wk = w.wk;
+  T *whole = w.x1, *part = w.x2;  // sums over the chunk and over the sub-chunk
+  std::copy(carry, carry + wk, whole);
+  for (int64_t a = w.subs - 1; a >= 0; --a) {
+    std::copy(w.across + a * wk, w.across + (a + 1) * wk, part);
+    for (int64_t t = w.end(a) - 1; t >= w.first(a); --t)
+      for (int64_t d = 0; d < wk; ++d) {
+        const int64_t at = t * wk + d;
+        whole[d] += reads[at];
+        part[d] += w.off_row[at];
+        out[at] = whole[d] + part[d] + w.cross[at];
+      }
+  }
+  std::fill(whole, whole + wk, T(0));
+  for (int64_t a = 0; a < w.subs; ++a) {
+    std::fill(part, part + wk, T(0));
+    for (int64_t t = w.first(a); t < w.end(a); ++t)
+      for (int64_t d = 0; d < wk; ++d) {
+        const int64_t at = t * wk + d;
+        out[at] += whole[d] + part[d];
+        whole[d] += kept[at];
+        part[d] += w.off_col[at];
+      }
+  }
+}
+
+// w.p3 = dP, w.p4 = dM from dO (w.v), V' and X [n,wv].
+template <class T>
+void score_gradients(const Pass<T>& in, const T* values, const T* x, ChannelWorkspace<T>& w) {
+  const int64_t wc = w.wc;
+  transpose(values, w.wv, w.rows, w.wv, w.t, wc);
+  gemm<Write::set>(w.rows, wc, in.plan.v, rows(w.v, w.wv), w.t, wc, w.p3, wc, Part::lower_c);
+  gemm<Write::set>(w.rows, wc, in.plan.v, rows(x, w.wv), w.t, wc, w.p4, wc, Part::lower_c);
+  for (int64_t i = 0; i < w.rows; ++i)
+    for (int64_t j = 0; j < wc; ++j) {
+      T &dp = w.p3[i * wc + j], &dm = w.p4[i * wc + j];
+      dp = j <= i ? in.scale * dp : T(0);
+      dm = j < i ? -dm : T(0);
+    }
+}
+
+// dv, dw and, of dβ, the part of V.
+template <class T>
+void value_gradients(const Pass<T>& in, const Chunk& c, int64_t head, const T* x,
+                     const ChannelWorkspace<T>& w) {
+  const Plan& plan = in.plan;
+  for (int64_t i = 0; i < c.rows; ++i) {
+    const int64_t gate = (c.first + i) * plan.hv + head, at = gate * plan.v;
+    const T* dv = x + i * w.wv;
+    if (in.dv)
+      for (int64_t j = 0; j < plan.v; ++j)
+        in.dv[at + j] = (in.beta ? in.beta[gate] : in.write[at + j]) * dv[j];
+    if (in.dwrite)
+      for (int64_t j = 0; j < plan.v; ++j) in.dwrite[at + j] = in.v[at + j] * dv[j];
+    if (in.dbeta) {
+      T sum = dot(w.k + i * w.wk, w.p + i * w.wk, w.wk);
+      for (int64_t j = 0; j < plan.v; ++j) sum += in.v[at + j] * dv[j];
+      in.dbeta[gate] = sum;
+    }
+  }
+}
+
+// Gradients of one chunk and head, all of V at once.
+template <class T>
+void chunk_gradients(const Pass<T>& in, int64_t chunk, int64_t head, ChannelWorkspace<T>& w) {
+  const Plan& plan = in.plan;
+  const Chunk c = plan.chunks[size_t(chunk)];
+  const int64_t wk = w.wk, wv = w.wv, size = c.rows * wk, keys = plan.hv * plan.k;
+  const int64_t keys_at = in.gate(c.first, head);
+  load_chunk(in, c, head, w);
+  load_queries(in, c, head, w);
+  pack(in.d_o + in.value(c.first, head), plan.hv * plan.v, c.rows, plan.v, w.v, wv);
+  const T* v_new = dense(in.values_of(c.first, head), plan.v, c.rows, plan.v, w.x, wv);
+  const T* x = dense(in.x_of(c.first, head), plan.v, c.rows, plan.v, w.y, wv);
+  const int64_t at = in.state(chunk, head);
+  const T* s = dense(in.states + at, plan.v, plan.k, plan.v, w.s, wv);
+  const T* ds = dense(in.dstates + at, plan.v, plan.k, plan.v, w.ds, wv);
+  score_gradients(in, v_new, x, w);
+
+  // 1. Through the states before and after the chunk.
+  std::vector<T> reads(static_cast<size_t>(size)), kept(static_cast<size_t>(size));
+  transpose(s, wv, plan.k, wv, w.st, wk);
+  gemm<Write::set>(c.rows, wk, plan.v, rows(w.v, wv), w.st, wk, w.dq, wk);
+  gemm<Write::set>(c.rows, wk, plan.v, rows(x, wv), w.st, wk, w.p, wk);
+  from_start(w, w.dq, in.scale, w.dq);
+  from_start(w, w.p, T(-1), w.p);
+  for (int64_t i = 0; i < size; ++i) reads[size_t(i)] = w.q[i] * w.dq[i] + w.b[i] * w.p[i];
+  transpose(ds, wv, plan.k, wv, w.st, wk);
+  gemm<Write::set>(c.rows, wk, plan.v, rows(v_new, wv), w.st, wk, w.r, wk);
+  to_end(w, w.r, w.r);
+  for (int64_t i = 0; i < size; ++i) kept[size_t(i)] = w.k[i] * w.r[i];
+  std::vector<T> carry(static_cast<size_t>(wk));
+  for (int64_t d = 0; d < plan.k; ++d)
+    carry[size_t(d)] = w.total[d] * dot(s + d * wv, ds + d * wv, wv);
+
+  // 2. Inside the chunk.
+  for (int64_t i = 0; i < size; ++i) {
+    w.qh[i] = w.q[i] * w.head[i];
+    w.bh[i] = w.b[i] * w.head[i];
+    w.kt[i] = w.k[i] * w.tail[i];
+    w.off_row[i] = w.off_col[i] = 0;
+  }
+  std::fill(w.across, w.across + w.subs * wk, T(0));
+  for (int64_t I = 0; I < w.subs; ++I) {
+    for (int64_t J = 0; J < I; ++J) pair_gradients(I, J, w);
+    diagonal_gradients(I, w);
+  }
+  value_gradients(in, c, head, x, w);
+  if (in.dg) {
+    decay_gradient(reads.data(), kept.data(), carry.data(), w, w.qh);
+    unpack(w.qh, wk, c.rows, plan.k, in.dg + keys_at, keys);
+  }
+  if (in.dq) unpack(w.dq, wk, c.rows, plan.k, in.dq + keys_at, keys);
+  for (int64_t i = 0; i < c.rows; ++i)
+    for (int64_t d = 0; d < plan.k; ++d) {
+      const int64_t from = i * wk + d, to = keys_at + i * keys + d;
+      const T b = in.beta ? in.beta[(c.first + i) * plan.hv + head] : in.erase[to];
+      if (in.derase) in.derase[to] = w.k[from] * w.p[from];
+      if (in.dk) in.dk[to] = w.r[from] + b * w.p[from];
+    }
+}
+
+template <class T>
+void backward(const DeltaRuleProblem& p, const DeltaRuleSaved& saved, const Tensor& d_o,
+              const Tensor& dht, const DeltaRuleGradients& grads) {
+  const auto pointer = [](const Tensor& t) { return t ? t.data<T>() : nullptr; };
+  const Plan plan(p);
+  const DType dtype = p.v.dtype();
+  const Tensor x = Tensor::empty(saved.values.shape(), dtype);
+  const Tensor dstates = Tensor::empty(saved.states.shape(), dtype);
+  const auto per_value_head = [&](const Tensor& t) {
+    return !t || plan.group == 1 ? t : Tensor::empty({plan.tokens, plan.hv, plan.k}, dtype);
+  };
+  const Tensor dq = per_value_head(grads.dq), dk = per_value_head(grads.dk);
+  Pass<T> in(plan, p, saved);
+  in.d_o = pointer(d_o), in.dht = pointer(dht);
+  in.x = pointer(x), in.dstates = pointer(dstates);
+  in.dq = pointer(dq), in.dk = pointer(dk), in.dv = pointer(grads.dv);
+  in.dg = pointer(grads.dg), in.dbeta = pointer(grads.dbeta), in.dh0 = pointer(grads.dh0);
+  in.derase = pointer(grads.derase), in.dwrite = pointer(grads.dwrite);
+  const int64_t columns = plan.scan_columns(kLanes<T>), tiles = (plan.v + columns - 1) / columns;
+#pragma omp parallel if (plan.work() > 1)
+  {
+    ChannelWorkspace<T> w(plan);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < plan.work(); ++i) local_values(in, i / plan.hv, i % plan.hv, w);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < plan.sequences * plan.hv * tiles; ++i) {
+      const int64_t v0 = i % tiles * columns;
+      reverse_scan(in, i / (plan.hv * tiles), i / tiles % plan.hv, v0,
+                   std::min(columns, plan.v - v0), w);
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < plan.work(); ++i) chunk_gradients(in, i / plan.hv, i % plan.hv, w);
+  }
+  if (plan.group > 1) {
+    if (dq) sum_groups(plan, dq.data<T>(), grads.dq.data<T>());
+    if (dk) sum_groups(plan, dk.data<T>(), grads.dk.data<T>());
+  }
+}
+
+}  // namespace
+
+void channel_delta_rule_bwd(const DeltaRuleProblem& p, const DeltaRuleSaved& saved,
+                            const Tensor& d_o, const Tensor& dht, const DeltaRuleGradients& grads) {
+  if (p.v.dtype() == DType::f64)
+    backward<double>(p, saved, d_o, dht, grads);
+  else
+    backward<float>(p, saved, d_o, dht, grads);
+}
+
+}  // namespace ebb::cpu

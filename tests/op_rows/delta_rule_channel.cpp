@@ -1,0 +1,272 @@
+// Rows of the delta rule with a decay per channel: KDA and GDN2.
+#include "ops/delta_rule_channel.h"
+
+#include "tests/op_rows/delta_inputs.h"
+#include "tests/reference/delta_rule.h"
+
+namespace ebb::testing {
+namespace {
+
+struct ChannelCase {
+  std::string name = {};
+  int64_t batch = 1, time = 1, heads = 1, value_heads = 1, key_dim = 8, value_dim = 8;
+  std::vector<int64_t> cu = {};
+  bool h0 = true, final_state = true;
+  double erase_max = 1;
+  Decay decay = Decay::usual;
+  int64_t chunk = 64;
+};
+
+DeltaRuleOptions options_of(const ChannelCase& s, Device device) {
+  DeltaRuleOptions options{.scale = 1 / std::sqrt(double(s.key_dim)),
+                           .want_final_state = s.final_state,
+                           .chunk = s.chunk};
+  if (!s.cu.empty()) options.layout = SeqLayout::packed(s.cu, device);
+  return options;
+}
+
+// A gate [...,HV] or [...,HV,K] over `width` channels.
+Tensor over_channels(const Tensor& gate, const Shape& shape) {
+  return gate.dim() == shape.size() ? gate : gate.unsqueeze(-1).expand(shape).contiguous();
+}
+
+OpCase channel_case(Draw& draw, const ChannelCase& s, DeltaGates gates) {
+  const bool kimi = gates == DeltaGates::kda;
+  OpCase c;
+  c.name = (kimi ? "kda_" : "gdn2_") + s.name;
+  const Shape qk{s.batch, s.time, s.heads, s.key_dim};
+  const Shape v{s.batch, s.time, s.value_heads, s.value_dim};
+  const Shape wide{s.batch, s.time, s.value_heads, s.key_dim};
+  const int64_t n = s.cu.empty() ? s.batch : int64_t(s.cu.size()) - 1;
+  const Shape state{n, s.value_heads, s.key_dim, s.value_dim};
+  const bool gated = s.decay != Decay::none;
+  c.inputs = {
+      {"q", unit_rows(draw.normal(qk))},
+      {"k", unit_rows(draw.normal(qk))},
+      {"v", draw.normal(v)},
+      {.name = kimi ? "beta" : "b",
+       .value = draw.uniform(kimi ? v.first(3) : wide, 0.05, s.erase_max),
+       .parameter = true},
+      {.name = "w", .value = kimi ? Tensor() : draw.uniform(v, 0.05, 1), .parameter = true},
+      {.name = "g", .value = gated ? log_decays(draw, wide, s.decay) : Tensor(), .parameter = true},
+      {.name = "h0", .value = s.h0 ? draw.normal(state) : Tensor(), .parameter = true}};
+  c.run = [s, kimi, wide](std::span<const Var> in) {
+    // A decay of exactly 1 is a constant here: finite differences would make g positive.
+    const Var g = in[5].defined()
+                      ? in[5]
+                      : Var(Tensor::zeros(wide, in[3].value().dtype(), in[3].value().device()));
+    const DeltaRuleOptions options = options_of(s, in[0].device());
+    const DeltaRuleOutput r = kimi ? kda(in[0], in[1], in[2], g, in[3], in[6], options)
+                                   : gdn2(in[0], in[1], in[2], g, in[3], in[4], in[6], options);
+    return s.final_state ? std::vector{r.o, r.ht} : std::vector{r.o};
+  };
+  c.reference = [s, kimi, wide, v](std::span<const Tensor> in) {
+    const Tensor g = in[5].defined() ? in[5] : Tensor::zeros(wide, DType::f64);
+    const reference::DeltaRule r({in[0], in[1], in[2], g, over_channels(in[3], wide),
+                                  kimi ? over_channels(in[3], v) : in[4], in[6],
+                                  1 / std::sqrt(double(s.key_dim)), s.cu});
+    return s.final_state ? std::vector{r.o, r.ht} : std::vector{r.o};
+  };
+  c.jacobian = s.batch * s.time * s.value_heads * s.value_dim <= 12;
+  return c;
+}
+
+std::vector<OpCase> channel_cases(Draw& draw, DeltaGates gates) {
+  const std::vector<ChannelCase> list = {
+      {.name = "t1",
+       .batch = 2,
+       .time = 1,
+       .heads = 4,
+       .value_heads = 8,
+       .key_dim = 16,
+       .value_dim = 32},
+      {.name = "tiny", .time = 3, .key_dim = 2, .value_dim = 2},
+      {.name = "t17_odd", .time = 17, .heads = 2, .value_heads = 2, .key_dim = 5, .value_dim = 7},
+      {.name = "t63_nostate", .time = 63, .key_dim = 16, .h0 = false, .final_state = false},
+      {.name = "t64", .batch = 2, .time = 64, .key_dim = 32, .value_dim = 16},
+      {.name = "t65", .time = 65, .heads = 2, .value_heads = 2, .key_dim = 16, .value_dim = 32},
+      {.name = "t130_nofinal", .time = 130, .key_dim = 24, .value_dim = 40, .final_state = false},
+      {.name = "t200_k64_v128", .time = 200, .key_dim = 64, .value_dim = 128},
+      {.name = "gva",
+       .batch = 2,
+       .time = 80,
+       .heads = 2,
+       .value_heads = 6,
+       .key_dim = 16,
+       .value_dim = 16},
+      {.name = "packed",
+       .batch = 1,
+       .time = 200,
+       .heads = 2,
+       .value_heads = 2,
+       .key_dim = 16,
+       .value_dim = 24,
+       .cu = {0, 0, 1, 66, 66, 130, 197, 200, 200}},
+      {.name = "packed_gva",
+       .batch = 2,
+       .time = 70,
+       .heads = 1,
+       .value_heads = 2,
+       .key_dim = 7,
+       .value_dim = 5,
+       .cu = {0, 65, 65, 140},
+       .h0 = false},
+      {.name = "neg_eigval", .time = 66, .key_dim = 16, .value_dim = 32, .erase_max = 2},
+      {.name = "extreme", .time = 150, .key_dim = 16, .value_dim = 16, .decay = Decay::extreme},
+      {.name = "ungated", .time = 100, .key_dim = 16, .value_dim = 16, .decay = Decay::none},
+      {.name = "empty", .batch = 2, .time = 0, .heads = 2, .value_heads = 2},
+      {.name = "chunk16", .time = 70, .key_dim = 16, .value_dim = 16, .chunk = 16},
+      {.name = "chunk32", .time = 70, .key_dim = 16, .value_dim = 16, .chunk = 32},
+      {.name = "chunk128", .time = 200, .key_dim = 16, .value_dim = 16, .chunk = 128},
+      {.name = "k256_v256",
+       .batch = 2,
+       .time = 70,
+       .key_dim = 256,
+       .value_dim = 256,
+       .cu = {0, 30, 35, 70, 140}},
+  };
+  std::vector<OpCase> cases;
+  for (const ChannelCase& s : list) cases.push_back(channel_case(draw, s, gates));
+  return cases;
+}
+
+// Normalisation, raw gate and sigmoid as options of the operator: against the same in f64 by hand.
+OpCase raw_case(Draw& draw, DeltaGates gates, double bound) {
+  const bool kimi = gates == DeltaGates::kda;
+  const Shape qk{2, 21, 1, 6}, v{2, 21, 2, 5}, wide{2, 21, 2, 6};
+  OpCase c;
+  c.name = std::string(kimi ? "kda_raw" : "gdn2_raw") + (bound < 0 ? "_bounded" : "");
+  c.inputs = {{"q", draw.normal(qk)},
+              {"k", draw.normal(qk)},
+              {"v", draw.normal(v)},
+              {"z", draw.normal(wide)},
+              {"b", draw.normal(kimi ? v.first(3) : wide)},
+              {"w", kimi ? Tensor() : draw.normal(v)},
+              {.name = "A_log", .value = draw.uniform({2}, -1, 0.5), .parameter = true},
+              {.name = "dt_bias", .value = draw.normal({2, 6}), .parameter = true}};
+  c.run = [kimi, bound](std::span<const Var> in) {
+    const DeltaRuleOptions options{.scale = 0.4,
+                                   .want_final_state = true,
+                                   .normalize_qk = true,
+                                   .sigmoid = true,
+                                   .beta_scale = 2,
+                                   .A_log = in[6],
+                                   .dt_bias = in[7],
+                                   .lower_bound = bound};
+    const DeltaRuleOutput r = kimi ? kda(in[0], in[1], in[2], in[3], in[4], {}, options)
+                                   : gdn2(in[0], in[1], in[2], in[3], in[4], in[5], {}, options);
+    return std::vector{r.o, r.ht};
+  };
+  c.reference = [kimi, bound, wide, v](std::span<const Tensor> in) {
+    const auto each = [](const Tensor& t, auto&& f) {
+      const Tensor out = t.clone();
+      for (int64_t i = 0; i < t.numel(); ++i) out.data<double>()[i] = f(i, t.data<double>()[i]);
+      return out;
+    };
+    const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
+    const auto unit = [](const Tensor& x) {
+      const Tensor out = x.clone();
+      for (int64_t i = 0; i < x.numel(); i += 6) {
+        double sum = 1e-6;
+        for (int64_t j = 0; j < 6; ++j) sum += std::pow(x.data<double>()[i + j], 2);
+        for (int64_t j = 0; j < 6; ++j) out.data<double>()[i + j] /= std::sqrt(sum);
+      }
+      return out;
+    };
+    const Tensor g = each(in[3], [&](int64_t i, double z) {
+      const double a = std::exp(in[6].data<double>()[i / 6 % 2]);
+      const double y = z + in[7].data<double>()[i % 12];
+      return bound < 0 ? bound * sigmoid(a * y) : -a * std::log1p(std::exp(y));
+    });
+    const Tensor erase = each(in[4], [&](int64_t, double x) { return 2 * sigmoid(x); });
+    const Tensor write =
+        kimi ? over_channels(erase, v) : each(in[5], [&](int64_t, double x) { return sigmoid(x); });
+    const reference::DeltaRule r(
+        {unit(in[0]), unit(in[1]), in[2], g, over_channels(erase, wide), write, {}, 0.4});
+    return std::vector{r.o, r.ht};
+  };
+  return c;
+}
+
+// One valid call with one thing changed.
+struct Call {
+  Tensor q = Tensor::zeros({1, 4, 2, 8}), k = Tensor::zeros({1, 4, 2, 8});
+  Tensor v = Tensor::zeros({1, 4, 4, 6}), g = Tensor::zeros({1, 4, 4, 8});
+  Tensor beta = Tensor::zeros({1, 4, 4}), h0 = {};
+  Tensor b = Tensor::zeros({1, 4, 4, 8}), w = Tensor::zeros({1, 4, 4, 6});
+  DeltaRuleOptions options = {};
+};
+
+template <class F>
+OpError kda_error(const char* name, const char* pattern, F&& change) {
+  return {name,
+          [change] {
+            Call c;
+            change(c);
+            kda(c.q, c.k, c.v, c.g, c.beta, c.h0, c.options);
+          },
+          std::string("^kda: ") + pattern};
+}
+template <class F>
+OpError gdn2_error(const char* name, const char* pattern, F&& change) {
+  return {name,
+          [change] {
+            Call c;
+            change(c);
+            gdn2(c.q, c.k, c.v, c.g, c.b, c.w, c.h0, c.options);
+          },
+          std::string("^gdn2: ") + pattern};
+}
+
+}  // namespace
+
+std::vector<OpRow> delta_rule_channel_rows(Draw& draw) {
+  OpRow row{.op = "delta_rule_channel"};
+  for (const DeltaGates gates : {DeltaGates::kda, DeltaGates::gdn2}) {
+    for (OpCase& c : channel_cases(draw, gates)) row.cases.push_back(std::move(c));
+    for (const double bound : {0.0, -5.0}) row.cases.push_back(raw_case(draw, gates, bound));
+  }
+  row.errors = {
+      kda_error("heads", "3 value heads over 2 q/k heads; want a multiple",
+                [](Call& c) {
+                  c.v = Tensor::zeros({1, 4, 3, 6});
+                }),
+      kda_error("scalar_decay", "g is \\[1,4,4\\], want \\[1,4,4,8\\]",
+                [](Call& c) {
+                  c.g = Tensor::zeros({1, 4, 4});
+                }),
+      kda_error("beta", "beta is \\[1,4,4,8\\], want \\[1,4,4\\]", [](Call& c) { c.beta = c.b; }),
+      kda_error("gate_dtype", "beta is bf16, want f32 beside f32 values",
+                [](Call& c) {
+                  c.beta = Tensor::zeros({1, 4, 4}, DType::bf16);
+                }),
+      kda_error("undefined", "beta is undefined", [](Call& c) { c.beta = {}; }),
+      kda_error("state", "h0 is \\[1,4,6,8\\], want \\[1,4,8,6\\]",
+                [](Call& c) {
+                  c.h0 = Tensor::zeros({1, 4, 6, 8});
+                }),
+      kda_error("positive", "g\\[0,2,3,5\\] = 0.5 is positive; want log decays <= 0",
+                [](Call& c) { c.g.select(1, 2).select(1, 3).select(1, 5).fill_(0.5); }),
+      kda_error("bound", "dt_bias and lower_bound belong to a raw gate; A_log is undefined",
+                [](Call& c) { c.options.lower_bound = -5; }),
+      kda_error("beta_scale", "beta_scale is 2; it belongs to sigmoid = true",
+                [](Call& c) { c.options.beta_scale = 2; }),
+      gdn2_error("erase", "b is \\[1,4,4\\], want \\[1,4,4,8\\]", [](Call& c) { c.b = c.beta; }),
+      gdn2_error("write", "w is \\[1,4,4,8\\], want \\[1,4,4,6\\]", [](Call& c) { c.w = c.b; }),
+      gdn2_error("no_write", "w is undefined", [](Call& c) { c.w = {}; }),
+      gdn2_error("layout", "cu_seqlens ends at 3, the input has 1x4 tokens",
+                 [](Call& c) {
+                   c.options.layout = SeqLayout::packed({0, 3});
+                 }),
+  };
+  row.errors.push_back({"step_state",
+                        [] {
+                          kda_step(Tensor::zeros({1, 2, 8}), Tensor::zeros({1, 2, 8}),
+                                   Tensor::zeros({1, 4, 6}), Tensor::zeros({1, 4, 8}),
+                                   Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 6, 8}), 1);
+                        },
+                        "^kda_step: state is \\[1,4,6,8\\], want \\[1,4,8,6\\]"});
+  return {row};
+}
+
+}  // namespace ebb::testing
