@@ -126,6 +126,15 @@ void FileWriter::write_out(const char* data, size_t bytes) {
 void write_file_atomically(const std::string& path, const std::function<void(FileWriter&)>& fill) {
   namespace fs = std::filesystem;
   std::error_code ignored;
+  if (struct stat now = {}; ::stat(path.c_str(), &now) == 0 && !S_ISREG(now.st_mode) &&
+                            !S_ISDIR(now.st_mode)) {  // a device or a pipe: nothing to replace
+    const FileDescriptor fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
+    if (fd.get() < 0) fail_to_write(path, errno);
+    FileWriter out(fd.get(), path);
+    fill(out);
+    out.flush();
+    return;
+  }
   std::string target = path;
   if (fs::is_symlink(path, ignored)) {
     const fs::path real = fs::weakly_canonical(path, ignored);

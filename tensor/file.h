@@ -35,7 +35,8 @@ class FileWriter {
 // `path` afterwards holds either what `fill` wrote, flushed to the disk, or what it held before: a
 // temporary file in the same folder is synced and renamed over it. On any failure (also an
 // exception of `fill`) the temporary file is removed and one Error or that exception comes out. A
-// symbolic link is followed; the permissions of an existing file are kept.
+// symbolic link is followed; the permissions of an existing file are kept. Devices and pipes
+// (/dev/null, /dev/stdout) are written to as they are.
 void write_file_atomically(const std::string& path, const std::function<void(FileWriter&)>& fill);
 void write_file_atomically(const std::string& path, std::string_view bytes);
 

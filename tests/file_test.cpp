@@ -1,6 +1,7 @@
 // Atomic writing under every kind of failure, and reading.
 #include "tensor/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -87,6 +88,21 @@ TEST(File, KeepsPermissionsAndFollowsLinks) {
   struct stat info = {};
   ASSERT_EQ(::stat(path.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 07777, 0600u);
+}
+
+TEST(File, PipesAndDevicesAreWrittenToNotReplaced) {
+  const TemporaryFolder folder;
+  const std::string pipe = folder.file("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = ::open(pipe.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  write_file_atomically(pipe, "through");
+  char text[16] = {};
+  EXPECT_EQ(::read(reader, text, sizeof text), 7);
+  EXPECT_STREQ(text, "through");
+  ::close(reader);
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  EXPECT_EQ(folder.names(), std::vector<std::string>{"pipe"});
 }
 
 TEST(File, ExceptionLeavesTheOldFile) {
