@@ -35,6 +35,7 @@ double number(const json& record, const char* key) {
 
 std::vector<json> read_metrics(const std::string& file, json* notes) {
   std::ifstream in(file);
+  check(bool(in), "report: cannot read {}", file);
   std::vector<json> out;
   int64_t broken = 0, last_broken = 0, lines = 0;
   for (std::string line; std::getline(in, line);) {
@@ -101,8 +102,11 @@ Gates read_gates(const std::string& file) {
   const json j = read_json(file);
   check(j.is_array(), "report: {} is not an array", file);
   for (const json& g : j) {
-    for (const char* key : {"layer", "head", "A_log", "dt_bias", "sensitivity", "timescale"})
-      check(g.is_object() && g.contains(key) && (g[key].is_number() || g[key].is_null()),
+    for (const char* key : {"layer", "head"})
+      check(g.is_object() && g.contains(key) && g[key].is_number_integer(),
+            "report: {}: a gate without the number {}", file, key);
+    for (const char* key : {"A_log", "dt_bias", "sensitivity", "timescale"})  // null: not finite
+      check(g.contains(key) && (g[key].is_number() || g[key].is_null()),
             "report: {}: a gate without the number {}", file, key);
     out[{g["layer"].get<int64_t>(), g["head"].get<int64_t>()}] = g;
   }
@@ -169,23 +173,47 @@ std::vector<std::string> result_files(const std::string& folder) {
   out.insert(out.end(), below.begin(), below.end());
   std::erase_if(out, [](const std::string& f) {
     const json j = read_json(f);
-    return !j.is_object() || j.value("command", "") != "eval";
+    return !j.is_object() || !j.contains("command") || j["command"] != "eval";
   });
   return out;
 }
 
-// Adds the tables of one file; models of the same name in two files are told apart by the folder.
+fs::path whole_path(const std::string& path) {
+  const fs::path p = fs::weakly_canonical(path);
+  return p.has_filename() ? p : p.parent_path();  // without a trailing slash
+}
+
+// The run a model came from: the one whose folder holds the model's, or else, where folders have
+// moved, the one whose name the model's begins with. "" when there is none.
+std::string run_of(const json& model, const json& runs) {
+  if (const std::string folder = model.value("folder", ""); fs::exists(folder)) {
+    const fs::path at = whole_path(folder);
+    for (const json& r : runs)
+      if (const fs::path f = whole_path(r.at("folder")); f == at || f == at.parent_path())
+        return r.at("name");
+    return "";
+  }
+  const std::string name = model.at("name");
+  for (const json& r : runs)
+    if (const std::string n = r.at("name"); name == n || name.starts_with(n + "/")) return n;
+  return "";
+}
+
+// Adds the tables of one file. Names that are taken, by a model of another file or by a run that
+// the model is not of, are told apart by the file's folder.
 void add_results(const std::string& file, json* data) {
   const json j = read_json(file);
-  std::set<std::string> taken;
-  for (const json& m : data->at("models")) taken.insert(m.at("name"));
+  std::set<std::string> models, runs;
+  for (const json& m : data->at("models")) models.insert(m.at("name"));
+  for (const json& r : data->at("runs")) runs.insert(r.at("name"));
   std::map<std::string, std::string> labels;
   try {
     for (json m : j.at("models")) {
-      const std::string name = m.at("name");
-      labels[name] =
-          taken.count(name) ? name + " (" + fs::path(file).parent_path().string() + ")" : name;
+      const std::string name = m.at("name"), run = run_of(m, data->at("runs"));
+      const bool taken = models.count(name) || (run != name && runs.count(name));
+      labels[name] = taken ? name + " (" + fs::path(file).parent_path().string() + ")" : name;
       m["name"] = labels[name];
+      if (!run.empty()) m["run"] = run;
       data->at("models").push_back(m);
     }
     for (const char* table : {"scores", "means", "distance", "perplexity"})
@@ -193,11 +221,11 @@ void add_results(const std::string& file, json* data) {
         row["model"] = labels.at(row.at("model"));
         data->at(table).push_back(row);
       }
+    if (!j.value("complete", true))
+      data->at("notes").push_back(file + ": the evaluation was not finished");
   } catch (const std::exception& e) {
     fail("report: {} is not a result of ebb eval: {}", file, e.what());
   }
-  if (!j.value("complete", true))
-    data->at("notes").push_back(file + ": the evaluation was not finished");
 }
 
 std::string run_name(const std::string& folder) {
@@ -207,16 +235,22 @@ std::string run_name(const std::string& folder) {
 
 }  // namespace
 
-json report_data(const std::vector<std::string>& folders) {
-  check(!folders.empty(), "report: no folders");
+json report_data(const std::vector<std::string>& given) {
+  check(!given.empty(), "report: no folders");
   json data = {{"runs", json::array()},  {"models", json::array()},   {"scores", json::array()},
                {"means", json::array()}, {"distance", json::array()}, {"perplexity", json::array()},
                {"notes", json::array()}};
+  std::vector<std::string> folders;
   std::map<std::string, int> names;
-  for (const std::string& f : folders) ++names[run_name(f)];
-  std::set<std::string> files;
+  std::set<std::string> seen;
+  for (const std::string& f : given) {
+    check(fs::is_directory(f), "report: there is no folder {}", f);
+    if (!seen.insert(whole_path(f).string()).second) continue;
+    folders.push_back(f);
+    ++names[run_name(f)];
+  }
+  std::vector<std::string> results;
   for (const std::string& folder : folders) {
-    check(fs::is_directory(folder), "report: there is no folder {}", folder);
     json run = {{"name", names[run_name(folder)] > 1 ? folder : run_name(folder)},
                 {"folder", folder}};
     if (const std::string f = folder + "/metrics.jsonl"; fs::exists(f)) {
@@ -228,15 +262,16 @@ json report_data(const std::vector<std::string>& folders) {
     }
     if (const std::string f = folder + "/recipe.json"; fs::exists(f)) run["recipe"] = read_json(f);
     if (const json gates = gates_of(folder); !gates.empty()) run["gates"] = gates;
-    const std::vector<std::string> results = result_files(folder);
-    check(run.size() > 2 || !results.empty(),
+    const std::vector<std::string> files = result_files(folder);
+    check(run.size() > 2 || !files.empty() || fs::exists(folder + "/metrics.jsonl"),
           "report: {} holds none of metrics.jsonl, recipe.json, gates_initial.json, "
           "gates_final.json, results.json",
           folder);
     if (run.size() > 2) data["runs"].push_back(run);
-    for (const std::string& f : results)
-      if (files.insert(fs::weakly_canonical(f).string()).second) add_results(f, &data);
+    for (const std::string& f : files)
+      if (seen.insert(whole_path(f).string()).second) results.push_back(f);
   }
+  for (const std::string& f : results) add_results(f, &data);  // when every run is known
   return data;
 }
 

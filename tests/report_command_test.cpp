@@ -109,12 +109,12 @@ size_t count(const std::string& text, const std::string& part) {
   return n;
 }
 
-TEST(ReportCommand, DrawsInABrowser) {
-  if (std::system("command -v chromium >/dev/null") != 0) GTEST_SKIP() << "no chromium here";
-  const ScratchFolder scratch;
-  const std::string run = scratch.path() + "/demo", base = scratch.path() + "/";
-  make_run(run);
-  ASSERT_EQ(run_ebb("report " + run + " --out " + base + "report.html").code, 0);
+bool browser() { return std::system("command -v chromium >/dev/null") == 0; }
+
+// The page of `folders` as the browser has it after its scripts, which must not complain.
+void draw(const std::string& folders, const std::string& base, std::string* result) {
+  const CliResult r = run_ebb("report " + folders + " --out " + base + "report.html");
+  ASSERT_EQ(r.code, 0) << r.err;
   const std::string command =
       "timeout 120 chromium --headless --no-sandbox --disable-gpu --enable-logging=stderr "
       "--user-data-dir=" +
@@ -123,14 +123,67 @@ TEST(ReportCommand, DrawsInABrowser) {
   ASSERT_EQ(std::system(command.c_str()), 0) << read_file(base + "log");
   const std::string dom = read_file(base + "dom"), log = read_file(base + "log");
   EXPECT_EQ(log.find("CONSOLE"), std::string::npos) << log;
+  EXPECT_EQ(count(dom, "<figure>"), count(dom, "_echarts_instance_="));
+  *result = dom;
+}
+
+TEST(ReportCommand, DrawsInABrowser) {
+  if (!browser()) GTEST_SKIP() << "no chromium here";
+  const ScratchFolder scratch;
+  make_run(scratch.path() + "/demo");
+  std::string dom;
+  draw(scratch.path() + "/demo", scratch.path() + "/", &dom);
   // Loss and three small ones, one task, one length, two maps, three scatter plots.
   EXPECT_EQ(count(dom, "<figure>"), 11u);
-  EXPECT_EQ(count(dom, "_echarts_instance_="), 11u);
   for (const char* section :
        {"training", "retrieval", "distance", "perplexity", "gates", "movement", "sources"})
     EXPECT_EQ(count(dom, std::string("<section id=\"") + section + "\""), 1u) << section;
   for (const char* text : {"50.00", "37.7–62.3", "20.0855", "4.3280", "1.0000", "was not finished"})
     EXPECT_NE(dom.find(text), std::string::npos) << text;
+}
+
+// Unfinished, broken and oddly named things beside each other.
+TEST(ReportCommand, DrawsWhateverThereIs) {
+  if (!browser()) GTEST_SKIP() << "no chromium here";
+  const ScratchFolder scratch;
+  const std::string base = scratch.path() + "/", odd = base + "a<b>&\"c\" 'd'";
+  const auto quoted = [](const std::string& path) {
+    std::string out = "'";
+    for (char c : path) out += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return out + "'";
+  };
+  make_run(odd);  // with an unfinished evaluation
+  // All losses not finite; gates measured as not finite; killed while writing.
+  std::filesystem::create_directories(base + "diverged");
+  std::ofstream(base + "diverged/metrics.jsonl")
+      << "{\"step\": 1, \"loss\": null, \"norm\": null, \"skipped\": 1}\n{\"step\": 2, \"lo";
+  json gates = json::array();
+  for (int i = 0; i < 4; ++i)
+    gates.push_back({{"layer", i / 2},
+                     {"head", i % 2},
+                     {"A_log", nullptr},
+                     {"dt_bias", nullptr},
+                     {"sensitivity", nullptr},
+                     {"timescale", nullptr}});
+  for (const char* when : {"initial", "final"})
+    write_file_atomically(base + "diverged/gates_" + when + ".json", gates.dump());
+  // One step only, of a loss that is negative.
+  std::filesystem::create_directories(base + "short");
+  std::ofstream(base + "short/metrics.jsonl") << "{\"step\": 1, \"loss\": -1.5, \"norm\": 0}\n";
+  std::string dom;
+  draw(quoted(odd) + " " + base + "diverged " + base + "short", base, &dom);
+  EXPECT_NE(dom.find("a&lt;b&gt;&amp;\"c\" 'd'"), std::string::npos);
+  EXPECT_EQ(dom.find("<b>"), std::string::npos);
+  EXPECT_NE(dom.find("the last line is broken off"), std::string::npos);
+
+  // An evaluation without its run; a run without an evaluation.
+  draw(quoted(odd + "/eval"), base, &dom);
+  EXPECT_EQ(count(dom, "<section id=\"retrieval\""), 1u);
+  EXPECT_EQ(count(dom, "<section id=\"training\""), 0u);
+  std::filesystem::remove_all(odd + "/eval");
+  draw(quoted(odd), base, &dom);
+  EXPECT_EQ(count(dom, "<section id=\"retrieval\""), 0u);
+  EXPECT_EQ(count(dom, "<section id=\"training\""), 1u);
 }
 
 }  // namespace

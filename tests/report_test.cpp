@@ -121,11 +121,68 @@ TEST_F(Report, TakesWhateverIsThere) {
   EXPECT_NE(two["runs"][0]["name"], two["runs"][1]["name"]);
 }
 
+TEST_F(Report, ModelsBelongToTheRunTheyCameFrom) {
+  put("x/same/recipe.json", "{}");
+  put("y/same/recipe.json", "{}");
+  put("x/same/final/config.json", "{}");
+  put("y/same/final/config.json", "{}");
+  put("other/same/config.json", "{}");
+  json results = scores_of("here", 0.5);
+  const auto model = [&](const std::string& name, const std::string& folder) {
+    results["models"].push_back({{"name", name}, {"folder", folder}});
+  };
+  results["models"] = json::array();
+  model("here", folder_.file("y/same/final"));
+  model("a/final", folder_.file("x/same"));
+  model("elsewhere", folder_.file("other/same"));
+  model("gone", "/no/such/folder/same");
+  put("eval/results.json", results.dump());
+  const std::string x = run("x/same"), y = run("y/same");
+  const json d = report_data({x, y, run("eval"), x + "/", run("x/../x/same")});
+  EXPECT_EQ(d["runs"].size(), 2u);  // the same folder thrice is one run
+  ASSERT_EQ(d["models"].size(), 4u);
+  EXPECT_EQ(d["models"][0]["run"], y);
+  EXPECT_EQ(d["models"][1]["run"], x);
+  EXPECT_FALSE(d["models"][2].contains("run"));
+  EXPECT_FALSE(d["models"][3].contains("run"));
+
+  // Where the folders have moved, the name says it; a stranger does not take a run's name.
+  put("dami/recipe.json", "{}");
+  json moved = scores_of("dami/final", 0.5), stranger = scores_of("dami", 0.25);
+  stranger["models"][0]["folder"] = folder_.file("other/same");
+  put("e1/results.json", moved.dump());
+  put("e2/results.json", stranger.dump());
+  const json e = report_data({run("e1"), run("e2"), run("dami")});
+  EXPECT_EQ(e["models"][0]["run"], "dami");
+  EXPECT_EQ(e["models"][1]["name"], "dami (" + folder_.file("e2") + ")");
+  EXPECT_FALSE(e["models"][1].contains("run"));
+}
+
+TEST_F(Report, LossesThatAreNotNumbers) {
+  put("a/metrics.jsonl",
+      "{\"step\": 1, \"loss\": null, \"skipped\": 1}\n{\"step\": 2, \"loss\": null, "
+      "\"skipped\": 2}\n");
+  const json t = report_data({run("a")})["runs"][0]["training"];
+  EXPECT_EQ(t["loss"], json::parse("[null, null]"));
+  EXPECT_EQ(t["summary"]["loss"], nullptr);
+  EXPECT_EQ(t["summary"]["skipped"], 2);
+  // A run killed before its first record, and nothing else there.
+  put("b/metrics.jsonl", "{\"st");
+  const json b = report_data({run("b")});
+  EXPECT_TRUE(b["runs"].empty());
+  EXPECT_EQ(b["notes"].size(), 2u);
+}
+
 TEST_F(Report, Mistakes) {
   EXPECT_NE(error({folder_.file("none")}).find("there is no folder"), std::string::npos);
   EXPECT_NE(error({run("empty")}).find("holds none of metrics.jsonl"), std::string::npos);
   put("a/gates_final.json", "[{\"layer\": 0}]");
   EXPECT_NE(error({run("a")}).find("without the number head"), std::string::npos);
+  put("a/gates_final.json",
+      R"([{"layer": null, "head": 0, "A_log": 1, "dt_bias": 1, "sensitivity": 1, "timescale": 1}])");
+  EXPECT_NE(error({run("a")}).find("without the number layer"), std::string::npos);
+  put("e/results.json", "{\"command\": 7}");
+  EXPECT_NE(error({run("e")}).find("holds none of"), std::string::npos);
   put("b/metrics.jsonl", "nonsense\n{\"step\": 1}\n");
   EXPECT_NE(error({run("b")}).find("metrics.jsonl:1: not a record"), std::string::npos);
   put("c/results.json", "{\"command\": \"eval\"}");

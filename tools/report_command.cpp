@@ -1,6 +1,7 @@
 // The command line of `ebb report`.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 
@@ -17,14 +18,55 @@ struct ReportOptions {
   std::string out = "report.html", title = "ebb report";
 };
 
+using nlohmann::json;
+
+std::string cell(const json& value, const char* format) {
+  return value.is_number() ? fmt::format(fmt::runtime(format), value.get<double>()) : "-";
+}
+
+// The mean over the settings of ebb eval, in percent, when one model of the run was evaluated.
+json mean_accuracy(const json& data, const std::string& run) {
+  std::vector<json> found;
+  for (const json& m : data["models"])
+    if (m.value("run", "") == run)
+      for (const json& mean : data["means"])
+        if (mean["model"] == m["name"]) found.push_back(100 * mean["accuracy"].get<double>());
+  return found.size() == 1 ? found[0] : json();
+}
+
+// A line per run: how far it came, what it retrieves, and how much of the decay gates' parameters
+// training kept (Pearson's r over all heads, before against after).
+void print_runs(const json& data) {
+  if (data["runs"].empty()) return;
+  size_t width = 3;
+  for (const json& r : data["runs"]) width = std::max(width, r["name"].get<std::string>().size());
+  fmt::print("{:<{}}  {:>7} {:>10} {:>10} {:>10} {:>9} {:>10}\n", "run", width, "steps", "loss",
+             "validation", "needles, %", "r(A_log)", "r(dt_bias)");
+  for (const json& r : data["runs"]) {
+    const json end = r.value("/training/summary"_json_pointer, json::object()),
+               kept = r.value("/gates/correlation"_json_pointer, json::object());
+    const auto correlation = [&](const char* key) {
+      return cell(kept.contains(key) ? kept[key]["all"] : json(), "{:.4f}");
+    };
+    fmt::print("{:<{}}  {:>7} {:>10} {:>10} {:>10} {:>9} {:>10}\n", r["name"].get<std::string>(),
+               width, cell(end.value("steps", json()), "{:.0f}"),
+               cell(end.value("loss", json()), "{:.4f}"),
+               cell(end.value("validation_loss", json()), "{:.4f}"),
+               cell(mean_accuracy(data, r["name"]), "{:.2f}"), correlation("A_log"),
+               correlation("dt_bias"));
+  }
+  fmt::print("\n");
+}
+
 void run_report(const ReportOptions& o) {
-  const nlohmann::json data = report_data(o.folders);
+  const json data = report_data(o.folders);
   const std::string about = fmt::format("ebb {} ({})", version_number(), commit());
   const std::filesystem::path folder = std::filesystem::path(o.out).parent_path();
   if (!folder.empty()) std::filesystem::create_directories(folder);
   write_file_atomically(o.out, report_page(data, o.title, about));
-  for (const nlohmann::json& note : data["notes"])
+  for (const json& note : data["notes"])
     fmt::print(stderr, "ebb: note: {}\n", note.get<std::string>());
+  print_runs(data);
   fmt::print("wrote {}: {} run{}, {} evaluated model{}\n", o.out, data["runs"].size(),
              data["runs"].size() == 1 ? "" : "s", data["models"].size(),
              data["models"].size() == 1 ? "" : "s");

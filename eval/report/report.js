@@ -27,8 +27,7 @@
 
   // One colour per run, on every chart; an evaluated model has its run's.
   const runNames = data.runs.map((r) => r.name);
-  const runOf = (model) =>
-    runNames.find((r) => model === r || model.startsWith(r + "/")) ?? model;
+  const runOf = (model) => data.models.find((m) => m.name === model)?.run ?? model;
   const keys = [...new Set([...runNames, ...data.models.map((m) => runOf(m.name))])];
   const light = ["#3b6fd4", "#d9662b", "#2f9e77", "#b0479c", "#8a7a1f", "#3aa0c4", "#c23b4b", "#6d6a8f"];
   const darker = ["#7ea6ff", "#f0935c", "#5fcfa4", "#dd86cc", "#c9b850", "#6ccbe8", "#f07a86", "#a9a5d0"];
@@ -86,7 +85,7 @@
     const figure = h("figure", {}, h("h3", {}, title), box);
     if (caption) figure.append(h("figcaption", {}, caption));
     parent.append(figure);
-    const c = { box, option, view: null };
+    const c = { title, box, option, view: null };
     charts.push(c);
     return c;
   };
@@ -110,10 +109,11 @@
       const mean = data.means.filter((m) => runOf(m.model) === k);
       const r = run.gates?.correlation;
       return [named(k), run.recipe?.init?.scheme ?? "–", models.length ? short(models[0].parameters) : "–",
-        short(sum.steps), short(sum.tokens), fixed(sum.loss, 4), fixed(sum.validation_loss, 4),
+        known(sum.steps) ? String(sum.steps) : "–", short(sum.tokens), sum.skipped > 0 ? short(sum.skipped) : "–",
+        fixed(sum.loss, 4), fixed(sum.validation_loss, 4),
         mean.length === 1 ? percent(mean[0].accuracy) : "–", fixed(r?.A_log.all, 3), fixed(r?.dt_bias.all, 3)];
     });
-    const head = ["run", "start", "parameters", "steps", "tokens", "loss", "validation", "needles, %",
+    const head = ["run", "start", "parameters", "steps", "tokens", "skipped steps", "loss", "validation", "needles, %",
       "r(A_log)", "r(dt_bias)"];
     const used = head.map((_, i) => rows.some((r) => r[i] !== "–"));
     const only = (cells) => cells.filter((_, i) => used[i]);
@@ -131,6 +131,7 @@
       const { step, loss } = r.training;
       return loss.filter((x, i) => known(x) && step[i] >= step[step.length - 1] / 20);
     }));
+    if (!Number.isFinite(most)) return Infinity;
     const unit = 10 ** Math.floor(Math.log10(Math.abs(most) || 1)) / 10;
     return Math.ceil(most / unit) * unit;
   };
@@ -146,8 +147,9 @@
       yAxis: axis("", { type: "value", scale: true, axisLabel: { color: css("--quiet"), formatter: short }, ...y }),
       series: runs.flatMap((r) => {
         const t = r.training;
-        const line = { name: r.name, type: "line", showSymbol: t.step.length === 1, sampling: "lttb",
-          color: colour(r.name), lineStyle: { width: 1.6 }, data: t.step.map((x, i) => [x, t[key][i]]) };
+        const value = (v) => (known(v) && (y.type !== "log" || v > 0) ? v : null);
+        const line = { name: r.name, type: "line", showSymbol: t[key].filter(known).length === 1,
+          color: colour(r.name), lineStyle: { width: 1.6 }, data: t.step.map((x, i) => [x, value(t[key][i])]) };
         if (key !== "loss" || !t.validation.length) return [line];
         return [line, { name: r.name + " validation", type: "line", symbolSize: 7, symbol: "diamond",
           color: colour(r.name), lineStyle: { type: "dashed", width: 1.2 }, data: t.validation }];
@@ -207,7 +209,7 @@
       axisLabel: { color: css("--quiet"), formatter: "{value} %" } }),
     series: evaluated.flatMap((m, i) => {
       const rows = lengths.map((l) => score(m, task, l));
-      return [{ name: m, type: "bar", barGap: "12%", barCategoryGap: "30%", itemStyle: { color: colour(m),
+      return [{ name: m, type: "bar", barMinHeight: 2, barGap: "12%", barCategoryGap: "30%", itemStyle: { color: colour(m),
         opacity: style(m) === "solid" ? 1 : 0.6 }, data: rows.map((s) => (s ? 100 * s.accuracy : null)) },
       whisker(i, evaluated.length, rows.flatMap((s, x) => (s ? [[x, 100 * s.low, 100 * s.high]] : [])))];
     }),
@@ -303,7 +305,8 @@
       const values = gated.flatMap((r) => [...(r.gates.initial ?? []), ...(r.gates.final ?? [])])
         .map((g) => scale(g[shown])).filter(known);
       let low = Math.min(...values), high = Math.max(...values);
-      if (!(high > low)) [low, high] = [low - 0.5, low + 0.5];
+      if (!values.length) [low, high] = [0, 1];
+      else if (!(high > low)) [low, high] = [low - 0.5, low + 0.5];
       return {
         grid: { ...base().grid, bottom: 34 },
         tooltip: { ...base().tooltip, formatter: (p) => {
@@ -339,7 +342,7 @@
         xAxis: axis("at the start", range), yAxis: axis("after training", range),
         series: [...runs.map((r, i) => ({ name: r.name, type: "scatter", symbolSize: 7, data: pairs[i],
           itemStyle: { color: colour(r.name), opacity: 0.75 } })),
-        { type: "line", silent: true, showSymbol: false, data: ends.map((e) => [e, e]), tooltip: { show: false },
+        { type: "line", silent: true, showSymbol: false, data: both.length ? ends.map((e) => [e, e]) : [], tooltip: { show: false },
           lineStyle: { color: css("--quiet"), width: 1, type: "dashed" } }],
       };
     });
@@ -416,14 +419,18 @@
     }
   };
 
-  overview();
-  training();
-  retrieval();
-  distance();
-  perplexity();
-  gates();
-  sources();
-  charts.forEach(draw);
+  // What cannot be drawn says so and leaves the rest of the page alone.
+  const guarded = (what, part) => {
+    try {
+      part();
+    } catch (error) {
+      page.append(h("p", { class: "note" }, `${what} could not be drawn: ${error.message}`));
+      console.error(error);
+    }
+  };
+  for (const part of [overview, training, retrieval, distance, perplexity, gates, sources])
+    guarded(part.name, part);
+  for (const c of charts) guarded(c.title, () => draw(c));
   dark.addEventListener("change", () => {
     charts.forEach(draw);
     document.querySelectorAll("[data-colour]").forEach((e) => (e.style.background = colour(e.dataset.colour)));
