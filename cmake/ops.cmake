@@ -102,6 +102,7 @@ set(EBB_TOOL_SOURCES
   tools/demo_data.cpp
   tools/eval_command.cpp
   tools/eval_models.cpp
+  tools/eval_tables.cpp
   tools/gradcheck.cpp
   tools/gradcheck_command.cpp
   tools/init.cpp

@@ -45,8 +45,8 @@ class UsageError : public std::runtime_error {
 CLI::App* add_command(CLI::App& app, const std::string& name, const std::string& description,
                       const std::string& examples);
 
-// Values of --device and --dtype. Wrong words are usage errors; a GPU that is not there is an Error
-// that says why.
+// Values of --device (auto: the first GPU, or else the CPU) and --dtype. Wrong words are usage
+// errors; a GPU that is not there is an Error that says why.
 Device usable_device(const std::string& text);
 DType parse_dtype(const std::string& text, const std::vector<DType>& allowed);
 

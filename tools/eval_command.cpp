@@ -13,6 +13,7 @@
 #include "tensor/hash.h"
 #include "tools/commands.h"
 #include "tools/eval_models.h"
+#include "tools/eval_tables.h"
 #include "tools/result_file.h"
 #include "train/config.h"
 #include "train/log.h"
@@ -93,7 +94,6 @@ class Evaluation {
   void ask_perplexity(const EvalModel& m, const LanguageModel& model);
   void setting_record(const EvalModel& m, const RetrievalScores& s);
   void save(bool complete);
-  void print_distances() const;
 
   EvalOptions o_;
   Device device_;
@@ -144,14 +144,6 @@ const std::vector<NiahData>& Evaluation::data_for(const EvalModel& m) {
                                      [](const std::string& line) { fmt::print("{}\n", line); }));
   data_.emplace_back(m.tokenizer.sha256(), std::move(all));
   return data_.back().second;
-}
-
-void print_score(const std::string& model, const json& s) {
-  fmt::print("{:<20} {:<16} {:>6} {:>8} {:>7} {:>9.2f}   {:>6.2f} ... {:.2f}\n", model,
-             s["task"].get<std::string>(), s["length"].get<int64_t>(), s["count"].get<int64_t>(),
-             s["right"].get<double>(), 100 * s["accuracy"].get<double>(),
-             100 * s["low"].get<double>(), 100 * s["high"].get<double>());
-  std::fflush(stdout);
 }
 
 void Evaluation::setting_record(const EvalModel& m, const RetrievalScores& s) {
@@ -245,19 +237,6 @@ void Evaluation::save(bool complete) {
   write_result(o_.out + "/results.json", result_);
 }
 
-void Evaluation::print_distances() const {
-  fmt::print("\naccuracy by distance, % (left: value close to the question; right: far back)\n");
-  for (const json& d : result_["distance"])
-    for (const json& l : d["lengths"]) {
-      std::string row;
-      for (const json& b : l["bins"])
-        row += b["accuracy"].is_null() ? "    -"
-                                       : fmt::format("{:>5.0f}", 100 * b["accuracy"].get<double>());
-      fmt::print("{:<20} {:>6} {}\n", d["model"].get<std::string>(), l["length"].get<int64_t>(),
-                 row);
-    }
-}
-
 void Evaluation::run() {
   result_ = result_header("eval", device_);
   result_.erase("date");  // the same inputs give the same bytes
@@ -272,9 +251,7 @@ void Evaluation::run() {
                   {"distance", json::array()},
                   {"perplexity", json::array()}});
   save(false);  // says now, not after hours, when the folder cannot be written
-  if (!data_for(models_[0]).empty())
-    fmt::print("\n{:<20} {:<16} {:>6} {:>8} {:>7} {:>9}   95% interval\n", "model", "task",
-               "length", "samples", "right", "accuracy");
+  if (!data_for(models_[0]).empty()) print_score_heading();
   for (const EvalModel& m : models_) {
     const auto model = load_eval_model(m, device_, dtype_);
     result_["models"].push_back(eval_model_record(m, *model));
@@ -282,10 +259,8 @@ void Evaluation::run() {
     if (!shards_.empty()) ask_perplexity(m, *model);
   }
   save(true);
-  for (const json& mean : result_["means"])
-    fmt::print("{:<20} mean of {} settings {:>27.2f}\n", mean["model"].get<std::string>(),
-               mean["settings"].get<int64_t>(), 100 * mean["accuracy"].get<double>());
-  if (!result_["distance"].empty()) print_distances();
+  print_accuracies(result_);
+  print_distances(result_);
   fmt::print("\nwrote {}/results.json and samples.jsonl\n", o_.out);
 }
 
@@ -337,7 +312,8 @@ void add_eval(CLI::App& app) {
       ->check(CLI::Range(int64_t(0), int64_t(1) << 60));
   c->add_option("--tokenizer", o->tokenizer,
                 "'bytes', a SentencePiece model or a folder; default: the model's own");
-  c->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
+  c->add_option("--device", o->device, "cpu, cuda, cuda:N, or auto: a GPU where there is one")
+      ->capture_default_str();
   c->add_option("--dtype", o->dtype, "f32 or bf16; the default is bf16 on a GPU, f32 on the CPU");
   c->add_option("--out", o->out, "Folder for results.json and samples.jsonl")->required();
   c->add_flag("--force", o->force, "Take sample files that were made for another tokenizer");

@@ -33,10 +33,7 @@ void run(const Options& o) {
   const TrainConfig c = parse_train_config(recipe, o.recipe);
   check(!c.data.train.empty(), "{}: /data/train names no shards", o.recipe);
 
-  const bool gpu = cuda_device_count() > 0;
-  const Device device =
-      o.device == "auto" ? (gpu ? Device::cuda() : Device::cpu()) : Device::parse(o.device);
-  check(!device.is_cuda() || gpu, "train: no GPU: {}", cuda_unavailable_reason());
+  const Device device = usable_device(o.device);
   const Tokenizer tokenizer = Tokenizer::load(c.data.tokenizer);
   const auto loader_options = [&](const std::vector<std::string>& shards) {
     return LoaderOptions{.shards = expand_shards(shards),
@@ -73,6 +70,10 @@ void run(const Options& o) {
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
   const TrainSummary s = train(std::move(in));
+  if (s.taken == 0) {
+    fmt::print("{} steps, nothing left to do; run folder {}\n", s.steps, c.out);
+    return;
+  }
   fmt::print(
       "{} steps, {} labelled tokens, last loss {:.4f}, {} skipped, {:.1f} s, {:.0f} MB peak "
       "on {}; run folder {}\n",
@@ -84,14 +85,15 @@ void run(const Options& o) {
 
 void add_train(CLI::App& app) {
   auto* c = add_command(app, "train", "Train a model from a recipe",
-                        "ebb train recipes/gdn-small.json\n"
-                        "ebb train recipes/gdn-small.json --set optim.lr=1e-3 --set out=runs/b\n"
-                        "ebb train recipes/gdn-small.json --resume");
+                        "ebb train recipes/gdn-100m.json\n"
+                        "ebb train recipes/gdn-100m.json --set optim.lr=1e-3 --set out=runs/b\n"
+                        "ebb train recipes/gdn-100m.json --resume");
   auto o = std::make_shared<Options>();
   c->add_option("recipe", o->recipe, "JSON recipe (docs/guide.md lists every field)")->required();
   c->add_option("--set", o->set, "Override a field: path=value, e.g. optim.lr=3e-4")
       ->allow_extra_args(false);
-  c->add_option("--device", o->device, "cpu, cuda, cuda:N, or auto")->capture_default_str();
+  c->add_option("--device", o->device, "cpu, cuda, cuda:N, or auto: a GPU where there is one")
+      ->capture_default_str();
   c->add_flag("--resume", o->resume, "Go on from the newest checkpoint of the run folder");
   c->add_flag("--quiet", o->quiet, "No progress line");
   c->callback([o] { run(*o); });

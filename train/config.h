@@ -1,5 +1,5 @@
 // TrainConfig: a recipe. Strict JSON: every unknown field and bad value is reported at once.
-// docs/training.md describes each field; recipes/ holds examples.
+// docs/guide.md describes each field; recipes/ holds examples.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>

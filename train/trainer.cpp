@@ -123,6 +123,7 @@ class Run {
       const double seconds = since(step_start);
       record(log, progress, r, double(r.tokens) / std::max(seconds, 1e-9));
       summary.loss = r.loss;
+      ++summary.taken;
       const bool last = state_.step == c_.steps;
       if (!last && in_.stop && in_.stop()) {
         save();

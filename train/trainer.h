@@ -42,7 +42,8 @@ struct TrainerInputs {
 
 struct TrainSummary {
   int64_t steps = 0, skipped = 0, tokens = 0;
-  double loss = 0;         // of the last step
+  int64_t taken = 0;       // steps of this process; 0 when the run was complete already
+  double loss = 0;         // of the last of them
   double seconds = 0;      // of this process's steps
   bool stopped = false;    // by `stop`, before the last step
   int64_t peak_bytes = 0;  // of the device
