@@ -35,7 +35,7 @@ std::string noise_context(const NiahTask& t, int64_t H, const NiahDraw& d) {
   // From the back, so that earlier line numbers stay valid.
   std::sort(places.begin(), places.end(), std::greater<>());
   for (size_t i = 0; i < places.size(); ++i) {
-    check(places[i] >= 0 && places[i] < H, "niah: needle before line {} of {}", places[i], H);
+    check(places[i] >= 0 && places[i] <= H, "niah: needle before line {} of {}", places[i], H);
     lines.insert(lines.begin() + places[i], needle(t, d.keys[i], d.values[i]));
   }
   return join(lines, "\n");

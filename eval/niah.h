@@ -32,7 +32,8 @@ const NiahTask& niah_task(const std::string& name);  // throws with the list of 
 struct NiahDraw {
   std::vector<std::string> keys, values;
   int64_t asked = 0;
-  std::vector<int64_t> places;  // noise: line indices; essay: depths in percent; all different
+  // All different. Noise: the line (0...H) the needle stands before; essay: depths in percent.
+  std::vector<int64_t> places;
 };
 
 struct NiahSample {

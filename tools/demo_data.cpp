@@ -51,8 +51,8 @@ std::string needle_prompt(Draws& d, const Words& words) {
   draw.keys = {words.adjectives[size_t(d.below(int64_t(words.adjectives.size())))] + "-" +
                words.nouns[size_t(d.below(int64_t(words.nouns.size())))]};
   draw.values = {d.number()};
-  const int64_t lines = 1 + d.below(3);
-  draw.places = {d.below(lines)};
+  const int64_t lines = d.below(3);
+  draw.places = {d.below(lines + 1)};
   const NiahSample s = build_niah(niah_task("niah_single_1"), nullptr, lines, draw);
   return s.prompt() + " " + draw.values[0];
 }
@@ -69,9 +69,10 @@ std::string piece_of(const std::string& text, Draws& d) {
 
 void run(const Options& o) {
   const std::string text = read_file(o.text);
-  check(first_invalid_utf8(text) == std::string::npos && !text.empty(),
-        "demo-data: {} is empty or not UTF-8", o.text);
-  check(o.documents >= 1, "demo-data: {} documents", o.documents);
+  check(text.find_first_not_of(" \t\r\n") != std::string::npos, "demo-data: {} holds no text",
+        o.text);
+  const size_t broken = first_invalid_utf8(text);
+  check(broken == std::string::npos, "demo-data: {}: byte {} is not UTF-8", o.text, broken);
   const Words words = builtin_words();
   write_file_atomically(o.out, [&](FileWriter& out) {
     for (int64_t i = 0; i < o.documents; ++i) {
@@ -94,8 +95,12 @@ void add_demo_data(CLI::App& app) {
   auto o = std::make_shared<Options>();
   c->add_option("--text", o->text, "Plain text to take pieces from")->required();
   c->add_option("--out", o->out, "JSON lines to write")->required();
-  c->add_option("--documents", o->documents, "How many")->capture_default_str();
-  c->add_option("--seed", o->seed, "Of all random choices")->capture_default_str();
+  c->add_option("--documents", o->documents, "How many")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t(1), int64_t(1) << 40));
+  c->add_option("--seed", o->seed, "Of all random choices")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   c->callback([o] { run(*o); });
 }
 
