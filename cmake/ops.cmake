@@ -21,7 +21,7 @@ list(APPEND EBB_OPS delta_rule delta_rule_channel)
 list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: named above too, but no cuda/NAME.cu.
-list(APPEND EBB_OPS_COMPOSED channel_mix movement delta_rule_channel)
+list(APPEND EBB_OPS_COMPOSED channel_mix movement)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)
@@ -31,6 +31,7 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.c
   ops/delta_rule_channel_cpu.cpp ops/delta_rule_channel_cpu_bwd.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/delta_fast_bwd.cu cuda/delta_fast_fwd.cu
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
+  cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu cuda/delta_rule_channel_step.cu
   cuda/delta_rule_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)

@@ -37,6 +37,7 @@ set(EBB_OP_TESTS
   op_harness.cpp
 )
 set(EBB_CUDA_TESTS
+  delta_rule_channel_cuda_test.cpp
   delta_rule_cuda_test.cpp
   autograd_cuda_test.cpp
   conv_cuda_test.cpp

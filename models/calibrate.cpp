@@ -102,7 +102,9 @@ void apply_random_gates(LanguageModel& model, uint64_t seed) {
   const double low = model.config().model_type == "gated_deltanet" ? 0 : 1;
   for (const NamedParameter& p : model.named_parameters()) {
     const int64_t n = p.shape.numel();
-    if (p.name.ends_with("A_log"))
+    if (p.name.ends_with("A_log") && model.config().safe_gate)
+      p.value().fill_(0);
+    else if (p.name.ends_with("A_log"))
       p.value().copy_(Tensor::from(native_A_log(seed, name_hash(p.name), n, low), p.shape));
     if (p.name.ends_with("dt_bias"))
       p.value().copy_(Tensor::from(native_dt_bias(seed, name_hash(p.name), n), p.shape));

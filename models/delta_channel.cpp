@@ -21,11 +21,12 @@ ChannelDeltaNet::ChannelDeltaNet(const ModelConfig& c, DeltaGates gates)
       key_dim_(c.head_dim),
       value_dim_(c.v_dim()),
       conv_width_(c.conv_size),
+      gate_heads_(gates == DeltaGates::gdn2 ? c.num_heads : c.v_heads()),
       eps_(c.norm_eps),
       erase_scale_(c.allow_neg_eigval ? 2 : 1),
       lower_bound_(c.lower_bound.value_or(0)) {
   const int64_t d = c.hidden_size, keys = heads_ * key_dim_, values = v_heads_ * value_dim_;
-  const int64_t channels = v_heads_ * key_dim_;  // of the decay
+  const int64_t channels = gate_heads_ * key_dim_;  // of the decay
   std::vector<FusedPart> rows = {
       {"q_proj.weight", {keys, d}}, {"k_proj.weight", {keys, d}}, {"v_proj.weight", {values, d}}};
   if (gates_ == DeltaGates::gdn2) rows.push_back({"w_proj.weight", {values, d}});
@@ -41,7 +42,7 @@ ChannelDeltaNet::ChannelDeltaNet(const ModelConfig& c, DeltaGates gates)
   decay_ = register_parameter("f_proj.1.weight", Tensor::zeros({channels, value_dim_}));
   gate_ = register_parameter("g_proj.1.weight", Tensor::zeros({values, value_dim_}));
   gate_bias_ = register_parameter("g_proj.1.bias", Tensor::zeros({values}), WeightDecay::off);
-  A_log_ = register_parameter("A_log", Tensor::zeros({v_heads_}), WeightDecay::off);
+  A_log_ = register_parameter("A_log", Tensor::zeros({gate_heads_}), WeightDecay::off);
   dt_bias_ = register_parameter("dt_bias", Tensor::zeros({channels}), WeightDecay::off);
   o_norm_ = register_parameter("o_norm.weight", Tensor::full({value_dim_}, 1), WeightDecay::off);
   output_ = register_parameter("o_proj.weight", Tensor::zeros({d, values}));
@@ -59,7 +60,7 @@ struct ChannelDeltaNet::Projected {
 ChannelDeltaNet::Projected ChannelDeltaNet::project(const Var& x) const {
   const int64_t values = v_heads_ * value_dim_, qkv = 2 * heads_ * key_dim_ + values;
   const bool wide = gates_ == DeltaGates::gdn2;
-  const int64_t erase = wide ? v_heads_ * key_dim_ : v_heads_, write = wide ? values : 0;
+  const int64_t erase = wide ? gate_heads_ * key_dim_ : v_heads_, write = wide ? values : 0;
   const Var all = linear(x, input_.var());
   std::vector<int64_t> sizes = {qkv, write, value_dim_, value_dim_, erase};
   const int64_t rest = all.shape().back() - qkv - write - 2 * value_dim_ - erase;
@@ -67,17 +68,18 @@ ChannelDeltaNet::Projected ChannelDeltaNet::project(const Var& x) const {
   const std::vector<Var> parts = split(all, -1, sizes);
 
   const Shape lead = x.shape().first(x.dim() - 1);
-  const auto heads = [&](const Var& t, int64_t width) {
+  const auto heads = [&](const Var& t, int64_t count, int64_t width) {
     Shape shape = lead;
-    shape.push_back(v_heads_);
+    shape.push_back(count);
     shape.push_back(width);
-    return reshape(t, shape);
+    const Var apart = reshape(t, shape);
+    return count == v_heads_ ? apart : repeat_interleave(apart, apart.dim() - 2, v_heads_ / count);
   };
   const Var z = linear(parts[2], decay_.var());
   const Var g = decay_gate(z, A_log_.var(), dt_bias_.var(), {.lower_bound = lower_bound_});
   const Var b = sigmoid_gate(parts[4], erase_scale_);
-  return {parts[0], heads(g, key_dim_), wide ? heads(b, key_dim_) : b,
-          wide ? heads(sigmoid_gate(parts[1]), value_dim_) : Var(),
+  return {parts[0], heads(g, gate_heads_, key_dim_), wide ? heads(b, gate_heads_, key_dim_) : b,
+          wide ? heads(sigmoid_gate(parts[1]), v_heads_, value_dim_) : Var(),
           linear(parts[3], gate_.var(), gate_bias_.var())};
 }
 
@@ -138,7 +140,7 @@ MixerState ChannelDeltaNet::zero_state(int64_t n, DType activations, Device devi
 }
 
 std::optional<DecayGate> ChannelDeltaNet::decay_gate_parameters() const {
-  return DecayGate{A_log_, dt_bias_, v_heads_, key_dim_};
+  return DecayGate{A_log_, dt_bias_, gate_heads_, key_dim_};
 }
 
 Tensor ChannelDeltaNet::gate_preactivations(const Tensor& h) const {

@@ -26,6 +26,8 @@ class ChannelDeltaNet : public Mixer {
 
   DeltaGates gates_;
   int64_t heads_, v_heads_, key_dim_, value_dim_, conv_width_;
+  int64_t gate_heads_;  // of decay and erase gate: the value heads; GDN2: the q/k heads, shared by
+                        // the value heads of each
   double eps_, erase_scale_, lower_bound_;
   // One product for everything the input is multiplied with: rows q | k | v | w | f | gate | b,
   // f and gate being the inner layers of the two low-rank products.

@@ -87,6 +87,7 @@ struct DeltaRuleSaved {  // a backend may leave what it recomputes undefined
   Tensor states;         // [chunks,HV,K,V]: the state before each chunk
   Tensor values;         // [HV,B·T,V]: V'
   Tensor gates = {};     // what the backend keeps of the gates
+  Tensor scores = {};    // P [HV,B·T,C], of a decay per channel on the GPU
 };
 struct DeltaRuleGradients {  // undefined: not wanted. Dense, overwritten.
   Tensor dq = {}, dk = {}, dv = {}, dg = {}, dbeta = {}, dh0 = {};

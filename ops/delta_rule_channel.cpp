@@ -34,7 +34,8 @@ DeltaRuleProblem dense_problem(const Tensor& q, const Tensor& k, const Tensor& v
 void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state) {
   p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2), p.g = ctx.saved(3);
   p.beta = ctx.saved(4), p.erase = ctx.saved(5), p.write = ctx.saved(6);
-  const DeltaRuleSaved saved{ctx.saved(7), ctx.saved(8), ctx.saved(9), ctx.saved(10)};
+  const DeltaRuleSaved saved{ctx.saved(7), ctx.saved(8), ctx.saved(9), ctx.saved(10),
+                             ctx.saved(11)};
   const auto wanted = [&](int i, const Tensor& like) {
     return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
   };
@@ -44,7 +45,10 @@ void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state) {
   grads.derase = wanted(5, p.erase), grads.dwrite = wanted(6, p.write);
   const Tensor d_o = ctx.dy(0).contiguous();
   const Tensor dht = final_state && ctx.has_dy(1) ? ctx.dy(1).contiguous() : Tensor();
-  cpu::channel_delta_rule_bwd(p, saved, d_o, dht, grads);
+  if (kWithCuda && d_o.on_cuda())
+    gpu::channel_delta_rule_bwd(p, saved, d_o, dht, grads);
+  else
+    cpu::channel_delta_rule_bwd(p, saved, d_o, dht, grads);
   const Tensor* all[] = {&grads.dq,    &grads.dk,     &grads.dv,     &grads.dg,
                          &grads.dbeta, &grads.derase, &grads.dwrite, &grads.dh0};
   for (int i = 0; i < 8; ++i)
@@ -68,12 +72,15 @@ DeltaRuleOutput channel_delta_rule(const char* op, const Var& q_in, const Var& k
   check_sequences(op, p, h0.value(), options);
   const Tensor o = Tensor::empty_like(p.v);
   const Tensor ht = options.want_final_state ? empty_state(p) : Tensor();
-  check(!o.on_cuda(), "{}: not available on {} yet", op, o.device());
-  const DeltaRuleSaved saved = cpu::channel_delta_rule_fwd(p, o, ht);
+  DeltaRuleSaved saved;
+  if (kWithCuda && o.on_cuda())
+    saved = gpu::channel_delta_rule_fwd(p, o, ht);
+  else
+    saved = cpu::channel_delta_rule_fwd(p, o, ht);
   const std::vector<Var> out = record(
       op, {q, k, v, gates.g, gates.beta, gates.erase, gates.write, h0},
       {p.q, p.k, p.v, p.g, p.beta, p.erase, p.write, saved.a, saved.states, saved.values,
-       saved.gates},
+       saved.gates, saved.scores},
       {o, ht}, [sizes = sizes_of(p), final_state = options.want_final_state](BackwardContext& ctx) {
         backward_pass(ctx, sizes, final_state);
       });
@@ -91,13 +98,15 @@ Tensor channel_step(const char* op, const Tensor& q, const Tensor& k, const Tens
                      &gates.write.value(), &state});
   check(state.is_contiguous(), "{}: the state {} is updated in place and must be dense", op,
         state.shape());
-  check(!q.on_cuda(), "{}: not available on {} yet", op, q.device());
   DeltaRuleProblem p = dense_problem(q, k, v, gates);
   for (Tensor* t : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.erase, &p.write})
     if (t->defined()) *t = t->unsqueeze(1);
   p.scale = scale;
   const Tensor o = Tensor::empty(v.shape(), v.dtype(), v.device());
-  cpu::channel_delta_rule_step(p, state, o);
+  if (kWithCuda && o.on_cuda())
+    gpu::channel_delta_rule_step(p, state, o);
+  else
+    cpu::channel_delta_rule_step(p, state, o);
   state.bump_version();
   return o;
 }

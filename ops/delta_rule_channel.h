@@ -20,8 +20,11 @@
 // factor as it does with one decay per head: between sub-chunks I > J it is a product of
 // b_i k_i e^{G_i−R} and k_j e^{R−G_j}, R the sum before I; inside one, it is summed channel by
 // channel over running products of decays. Every exponent is a sum of log decays, never a
-// difference of such sums, so nothing overflows and nothing cancels. Saves q, k, v, the gates, A
-// [HV,B·T,C], the state before each chunk [chunks,HV,K,V] and V' [HV,B·T,V].
+// difference of such sums, so nothing overflows and nothing cancels.
+//
+// Saves q, k, v, the gates, A [HV,B·T,C], the state before each chunk [chunks,HV,K,V] and V'
+// [HV,B·T,V]; on the GPU also P [HV,B·T,C], while the decayed operands b∘k∘γ, k∘τ and q∘γ of the
+// scans are made again in the backward pass.
 #pragma once
 #include "ops/delta_rule.h"
 

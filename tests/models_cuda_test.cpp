@@ -82,7 +82,7 @@ TEST_P(GoldenModelCuda, TrainingStepsRerunBitwise) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Delta, GoldenModelCuda,
-                         ::testing::Values("gated_deltanet", "gated_deltanet_gva"));
+                         ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda"));
 
 }  // namespace
 }  // namespace ebb

@@ -57,6 +57,8 @@ def cases():
     from fla.modules.l2norm import l2norm
     from fla.modules.layernorm import rms_norm
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.gdn2 import chunk_gdn2
+    from fla.ops.kda import chunk_kda
 
     n = 32768
     x, w = rand(1, n, 512), rand(512)
@@ -86,6 +88,20 @@ def cases():
     for shape in [(8, 4096, 6, 64, 128), (1, 32768, 6, 64, 128), (2, 8192, 16, 128, 128)]:
         inputs, fn = delta(*shape)
         yield "gated_delta_rule B{} T{} H{} K{} V{}".format(*shape), inputs, fn
+
+    def channel(kind, B, T, H, K, V):
+        (q, k, v, _, beta), _ = delta(B, T, H, K, V)
+        gate = F.logsigmoid(torch.randn(B, T, H, K, device=DEV)).requires_grad_()
+        if kind == "kda":
+            return [q, k, v, gate, beta], lambda: chunk_kda(q, k, v, gate, beta)[0]
+        b = torch.rand(B, T, H, K, device=DEV).to(DT).requires_grad_()
+        w = torch.rand(B, T, H, V, device=DEV).to(DT).requires_grad_()
+        return [q, k, v, gate, b, w], lambda: chunk_gdn2(q, k, v, gate, b, w)[0]
+
+    for kind, *shape in [("kda", 8, 4096, 6, 64, 128), ("kda", 1, 32768, 6, 64, 128),
+                         ("gdn2", 8, 4096, 6, 64, 128)]:
+        inputs, fn = channel(kind, *shape)
+        yield "{} B{} T{} H{} K{} V{}".format(kind, *shape), inputs, fn
 
 
 def measure(inputs, forward):

@@ -67,7 +67,6 @@ OpCase channel_case(Draw& draw, const ChannelCase& s, DeltaGates gates) {
                                   1 / std::sqrt(double(s.key_dim)), s.cu});
     return s.final_state ? std::vector{r.o, r.ht} : std::vector{r.o};
   };
-  c.cuda = false;
   c.jacobian = s.batch * s.time * s.value_heads * s.value_dim <= 12;
   return c;
 }
@@ -137,7 +136,6 @@ OpCase raw_case(Draw& draw, DeltaGates gates, double bound) {
   const Shape qk{2, 21, 1, 6}, v{2, 21, 2, 5}, wide{2, 21, 2, 6};
   OpCase c;
   c.name = std::string(kimi ? "kda_raw" : "gdn2_raw") + (bound < 0 ? "_bounded" : "");
-  c.cuda = false;
   c.inputs = {{"q", draw.normal(qk)},
               {"k", draw.normal(qk)},
               {"v", draw.normal(v)},

@@ -1,0 +1,119 @@
+// Shared by the kernels of the delta rule with a decay per channel (delta_rule_channel*.cu): the
+// problem as raw pointers, and how a block holds 64 tokens by 64 channels: thread t owns channel
+// t%64 of sub-chunk t/64, 16 rows of it in registers, so that sums along time stay in a thread.
+// Notation of ops/delta_rule_channel_cpu.cpp.
+#pragma once
+#include "cuda/delta_rule.cuh"
+#include "ops/delta_rule_channel.h"
+
+namespace ebb::gpu::delta {
+
+inline constexpr int kSub = 16, kSubs = kChunk / kSub;
+inline constexpr int kFloatRow = row_length<float>(64);
+
+template <class T>
+struct Channel : Problem<T> {                 // here g is [tokens,HV,K]
+  const float *erase = {}, *write = {};       // [tokens,HV,K], [tokens,HV,V]; null: beta
+  T* scores = {};                             // P [HV,tokens,C]
+  T *queries = {}, *erased = {}, *kept = {};  // scale q∘γ, b∘k∘γ, k∘τ [HV,tokens,K]
+  float* total = {};                          // γ_n [chunks,HV,K]
+
+  __host__ __device__ int64_t gate_at(int64_t t, int hv) const {
+    return (t * this->value_heads + hv) * this->key_dim;
+  }
+  __host__ __device__ int64_t gate_stride() const {
+    return int64_t(this->value_heads) * this->key_dim;
+  }
+  __host__ __device__ int64_t total_at(int64_t chunk_index, int hv) const {
+    return (chunk_index * this->value_heads + hv) * this->key_dim;
+  }
+};
+
+__device__ __forceinline__ int own_sub() { return int(threadIdx.x) >> 6; }
+__device__ __forceinline__ int own_channel() { return int(threadIdx.x) & 63; }
+
+// x = the thread's rows of a matrix whose first row and own channel g points at; zeros outside.
+template <class S>
+__device__ __forceinline__ void load_own(float (&x)[kSub], const S* g, int64_t stride, int rows,
+                                         bool inside) {
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    const int r = kSub * own_sub() + i;
+    x[i] = inside && r < rows ? to_float(g[int64_t(r) * stride]) : 0.f;
+  }
+}
+
+// b∘k of the thread's rows: x holds k, and b is read.
+template <class T>
+__device__ __forceinline__ void load_own_erased(float (&b)[kSub], const float (&k)[kSub],
+                                                const Channel<T>& p, Span span, int hv, int channel,
+                                                bool inside) {
+  if (p.erase) {
+    load_own(b, p.erase + p.gate_at(span.first, hv) + channel, p.gate_stride(), span.rows, inside);
+  } else {
+    load_own(b, p.beta + span.first * p.value_heads + hv, p.value_heads, span.rows, true);
+  }
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) b[i] *= k[i];
+}
+
+// head_i = e^{G_i−R}, tail_i = e^{E−G_i} of the thread's rows; returns their sum of log decays.
+template <class T>
+__device__ __forceinline__ double own_decays(const float (&g)[kSub], float (&head)[kSub],
+                                             float (&tail)[kSub]) {
+  double sum = 0;
+#pragma unroll
+  for (int i = kSub - 1; i >= 0; --i) {
+    tail[i] = decay_exp<T>(float(sum));
+    sum += double(g[i]);
+  }
+  sum = 0;
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    sum += double(g[i]);
+    head[i] = decay_exp<T>(float(sum));
+  }
+  return sum;
+}
+
+// e^(sums of sub-chunks [begin, end)) of the thread's channel.
+template <class T>
+__device__ __forceinline__ float decay_over(const double (&s_sums)[kSubs][64], int begin, int end) {
+  double sum = 0;
+  for (int a = begin; a < end; ++a) sum += s_sums[a][own_channel()];
+  return decay_exp<T>(float(sum));
+}
+
+// s [64, row_length(64)] = a slab of an operand [HV,tokens,K], zeros around it.
+template <class T>
+__device__ __forceinline__ void load_operand(const T* g_x, const Channel<T>& p, Span span, int hv,
+                                             int slab, T* s) {
+  load_tile(s, row_length<T>(64), kTileRows, 64,
+            g_x + p.row_at(span.first, hv) * p.key_dim + 64 * slab, p.key_dim, span.rows,
+            slab_width(p, slab));
+}
+// s = a matrix [HV,tokens,C] of the chunk: A or P.
+template <class T>
+__device__ __forceinline__ void load_square(const T* g_x, const Channel<T>& p, Span span, int hv,
+                                            T* s) {
+  load_tile(s, row_length<T>(64), kTileRows, 64, g_x + p.row_at(span.first, hv) * p.chunk, p.chunk,
+            span.rows, p.chunk);
+}
+
+// The temporaries of one pass: the operands of the scans, and γ_n.
+struct ChannelOperands {
+  Tensor queries, erased, kept, total;
+};
+ChannelOperands make_operands(const DeltaRuleProblem& p);
+
+// The device's view. `chunk_before` and `operands` must outlive the launches.
+template <class T>
+Channel<device_t<T>> make_channel(const DeltaRuleProblem& p, const DeltaRuleSaved& saved,
+                                  const ChannelOperands& operands, const Tensor& chunk_before);
+
+// Fills the operands and, where wanted, A and P of every chunk.
+enum class Prepare { operands, everything };
+template <class T>
+void prepare(const Channel<T>& p, Prepare what, cudaStream_t stream);
+
+}  // namespace ebb::gpu::delta

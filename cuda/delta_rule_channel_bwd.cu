@@ -1,0 +1,561 @@
+// Delta rule with a decay per channel, backward, in four kernels: 1 the operands of every chunk
+// again (delta_rule_channel.cu), 2 the gradient of V' inside each chunk, 3 the scan from the last
+// chunk to the first, 4 the gradients of every chunk and slab of K; with grouped heads or more than
+// one slab 5, their sums. Equations of ops/delta_rule_channel_cpu_bwd.cpp.
+#include "cuda/delta_rule_channel.cuh"
+
+namespace ebb::gpu::delta {
+namespace {
+
+template <class T>
+struct Backward : Channel<T> {
+  const T* d_o = {};               // [tokens,HV,V]
+  const float* dht = {};           // [N,HV,K,V] or null
+  T *x = {}, *dstates = {};        // X [HV,tokens,V]; D after each chunk [chunks,HV,K,V]
+  T *dq = {}, *dk = {}, *dv = {};  // null: not wanted (or, with grouped heads, wanted as f32 terms)
+  float *dq_terms = {}, *dk_terms = {};  // [tokens,HV,K]
+  float *dg = {}, *derase = {};          // [tokens,HV,K]
+  float* dwrite = {};                    // [tokens,HV,V]
+  float* dbeta = {};                     // [slabs,tokens,HV]: what each slab of K adds
+  float* dh0 = {};
+};
+
+template <class T>
+struct LocalShared {
+  T p[kTileRows * row_length<T>(64)], d_o[kTileRows * row_length<T>(64)];
+};
+
+// Item (chunk, head, 64 columns of V). X = Pᵀ dO.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads) local_kernel(Backward<T> p) {
+  auto& s = dynamic_shared<LocalShared<T>>();
+  constexpr int ld = row_length<T>(64);
+  const int64_t tiles = (p.value_dim + 63) / 64;
+  for (int64_t item = blockIdx.x; item < p.chunks * p.value_heads * tiles; item += gridDim.x) {
+    const int v0 = int(item % tiles) * 64, cols = min(64, p.value_dim - v0);
+    const int hv = int(item / tiles % p.value_heads);
+    const Span span = span_of(p, item / tiles / p.value_heads);
+    if (span.rows == 0) return;
+    load_square(p.scores, p, span, hv, s.p);
+    load_tile(s.d_o, ld, kTileRows, 64, p.d_o + p.value_at(span.first, hv) + v0, p.value_stride(),
+              span.rows, cols);
+    wait_copies();
+    __syncthreads();
+    Accumulator<T, 64> acc;
+    acc.clear();
+    multiply<Stored::columns, Stored::rows>(acc, s.p, ld, s.d_o, ld, (span.rows + 15) & ~15);
+    __syncthreads();
+    acc.put(s.p, ld, [](int, int, float v) { return v; });
+    __syncthreads();
+    store_tile(p.x + p.row_at(span.first, hv) * p.value_dim + v0, p.value_dim, s.p, ld, span.rows,
+               cols);
+    __syncthreads();
+  }
+}
+
+template <class T, int SLABS>
+struct ReverseStage {
+  static constexpr bool kAllSlabs = all_slabs_fit<T, SLABS>(3);
+  static constexpr int kHeld = kAllSlabs ? SLABS : 1;
+  T kept[kAllSlabs ? SLABS : 1][kAllSlabs ? kTileRows * row_length<T>(64) : 8];  // K̄
+  T queries[kHeld][kTileRows * row_length<T>(64)];  // scale q∘γ; slab by slab K̄ before it
+  T erased[kHeld][kTileRows * row_length<T>(64)];   // K̂
+  T a[kTileRows * row_length<T>(64)];
+  T d_o[kTileRows * row_length<T>(kScanColumns)];
+  T x[kTileRows * row_length<T>(kScanColumns)];  // Pᵀ dO, then dV', then −X
+  float total[64 * SLABS];
+};
+template <class T, int SLABS>
+struct ReverseShared {
+  static constexpr int kTile = kTileRows * row_length<T>(kScanColumns);
+  static constexpr int kStages = stages_beside<ReverseStage<T, SLABS>>(kTile * sizeof(T));
+  ReverseStage<T, SLABS> stage[kStages];
+  T state[kTile];  // a slab of D; X
+};
+
+template <class T, int SLABS>
+__device__ void load_stage(const Backward<T>& p, Span span, int64_t chunk, int hv, int v0,
+                           ReverseStage<T, SLABS>& s) {
+  constexpr int ld_v = row_length<T>(kScanColumns);
+  const int cols = min(kScanColumns, p.value_dim - v0);
+  if constexpr (ReverseStage<T, SLABS>::kAllSlabs)
+    for (int slab = 0; slab < SLABS; ++slab) {
+      load_operand(p.kept, p, span, hv, slab, s.kept[slab]);
+      load_operand(p.queries, p, span, hv, slab, s.queries[slab]);
+      load_operand(p.erased, p, span, hv, slab, s.erased[slab]);
+    }
+  load_square(p.a, p, span, hv, s.a);
+  load_tile(s.d_o, ld_v, kTileRows, kScanColumns, p.d_o + p.value_at(span.first, hv) + v0,
+            p.value_stride(), span.rows, cols);
+  load_tile(s.x, ld_v, kTileRows, kScanColumns, p.x + p.row_at(span.first, hv) * p.value_dim + v0,
+            p.value_dim, span.rows, cols);
+  load_tile(s.total, 64 * SLABS, 1, 64 * SLABS, p.total + p.total_at(chunk, hv), p.key_dim, 1,
+            p.key_dim);
+}
+
+// Item (sequence, head, 32 columns of V), D in registers as S in the forward scan. Per chunk, from
+// the last: 1 store D. 2 dV' = Pᵀ dO + K̄ D. 3 X = Aᵀ dV', stored. 4 D = Diag(γ_n) D + Q̃ᵀ dO −
+// K̂ᵀ X. At the end: 5 dh0.
+template <class T, int SLABS>
+__global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
+  using Shared = ReverseShared<T, SLABS>;
+  using Stage = ReverseStage<T, SLABS>;
+  auto& s = dynamic_shared<Shared>();
+  constexpr int ld = row_length<T>(64), ld_v = row_length<T>(kScanColumns);
+  const int64_t tiles = (p.value_dim + kScanColumns - 1) / kScanColumns;
+  for (int64_t item = blockIdx.x; item < p.sequences * p.value_heads * tiles; item += gridDim.x) {
+    const int v0 = int(item % tiles) * kScanColumns, cols = min(kScanColumns, p.value_dim - v0);
+    const int hv = int(item / tiles % p.value_heads);
+    const int64_t n = item / tiles / p.value_heads;
+    const ChunkWalk walk(p, n);
+    Accumulator<T, kScanColumns> state[SLABS];
+    read_state(state, p.dht, n * p.value_heads + hv, v0, p);
+    if (walk.count > 0)
+      load_stage<T, SLABS>(p, walk.span(p, walk.count - 1), walk.first + walk.count - 1, hv, v0,
+                           s.stage[0]);
+    for (int64_t step = 0; step < walk.count; ++step) {
+      const int64_t i = walk.count - 1 - step;
+      Stage& now = s.stage[step % Shared::kStages];
+      const Span span = walk.span(p, i);
+      const int rows = (span.rows + 15) & ~15;
+      wait_copies();
+      __syncthreads();
+      const bool more = i > 0;
+      if (more && Shared::kStages > 1)
+        load_stage<T, SLABS>(p, walk.span(p, i - 1), walk.first + i - 1, hv, v0,
+                             s.stage[(step + 1) % Shared::kStages]);
+
+      Accumulator<T, kScanColumns> acc;  // 1, 2
+      acc.clear();
+#pragma unroll
+      for (int slab = 0; slab < SLABS; ++slab) {
+        if (!Stage::kAllSlabs) load_operand(p.kept, p, span, hv, slab, now.queries[0]);
+        state[slab].put(s.state, ld_v, [](int, int, float v) { return v; });
+        if (!Stage::kAllSlabs) wait_copies();
+        __syncthreads();
+        store_state(p.dstates + p.state_at(walk.first + i, hv), p, slab, v0, cols, s.state);
+        multiply<Stored::rows, Stored::rows>(
+            acc, Stage::kAllSlabs ? now.kept[slab] : now.queries[0], ld, s.state, ld_v, 64);
+        __syncthreads();
+      }
+      acc.put(now.x, ld_v,
+              [&](int r, int c, float kd) { return to_float(now.x[r * ld_v + c]) + kd; });
+      __syncthreads();
+
+      acc.clear();  // 3
+      multiply<Stored::columns, Stored::rows>(acc, now.a, ld, now.x, ld_v, rows);
+      __syncthreads();
+      acc.put(s.state, ld_v, [](int, int, float v) { return v; });
+      acc.put(now.x, ld_v, [&](int, int, float v) { return -v; });
+      if (!Stage::kAllSlabs) {
+        load_operand(p.queries, p, span, hv, 0, now.queries[0]);
+        load_operand(p.erased, p, span, hv, 0, now.erased[0]);
+        wait_copies();
+      }
+      __syncthreads();
+      store_tile(p.x + p.row_at(span.first, hv) * p.value_dim + v0, p.value_dim, s.state, ld_v,
+                 span.rows, cols);
+
+#pragma unroll
+      for (int slab = 0; slab < SLABS; ++slab) {  // 4
+        const int held = Stage::kAllSlabs ? slab : 0;
+        if (!Stage::kAllSlabs && slab > 0) {
+          __syncthreads();
+          load_operand(p.queries, p, span, hv, slab, now.queries[0]);
+          load_operand(p.erased, p, span, hv, slab, now.erased[0]);
+          wait_copies();
+          __syncthreads();
+        }
+        state[slab].each([&](int r, int, float& v) { v *= now.total[64 * slab + r]; });
+        multiply<Stored::columns, Stored::rows>(state[slab], now.queries[held], ld, now.d_o, ld_v,
+                                                rows);
+        multiply<Stored::columns, Stored::rows>(state[slab], now.erased[held], ld, now.x, ld_v,
+                                                rows);
+      }
+      __syncthreads();
+      if (more && Shared::kStages == 1)
+        load_stage<T, SLABS>(p, walk.span(p, i - 1), walk.first + i - 1, hv, v0, now);
+    }
+    if (p.dh0) write_state(p.dh0, state, n * p.value_heads + hv, v0, p);  // 5
+    __syncthreads();
+  }
+}
+
+template <class T>
+struct GradientShared {
+  static constexpr int kNarrow = kTileRows * row_length<T>(kScanColumns);
+  static constexpr int kSquare = kTileRows * kFloatRow;
+  double sums[kSubs][64];    // log decays of a sub-chunk
+  float scores[2][kSquare];  // dP, dM
+  union {                    // one after the other
+    struct {
+      T d_o[kNarrow], x[kNarrow], values[kNarrow], state[kNarrow], dstate[kNarrow];
+    } v;                     // 32 columns of V
+    float rows[3][kSquare];  // S dO, S X, D V'; then k∘tail, q∘head, b∘k∘head
+  };
+  float reads[kSubs][64], kept[kSubs][64];  // sums over a sub-chunk
+  float pairs[3][64];                       // sums over the pairs (2,0), (3,1), (3,0)
+  float carry[64];                          // <S, D> by channel
+  float value_part[kTileRows];              // v·X
+  float key_part[2 * kSubs][kSub];          // Σ_d k p over half of the channels
+};
+
+// One tile of 32 columns of V, and what is done with it: dv, dw, v·X by slab 0, <S, D>.
+template <class T>
+__device__ __forceinline__ void load_value_tiles(const Backward<T>& p, Span span, int64_t chunk,
+                                                 int hv, int slab, int v0, GradientShared<T>& s) {
+  constexpr int ld_v = row_length<T>(kScanColumns);
+  const int cols = min(kScanColumns, p.value_dim - v0), width = slab_width(p, slab);
+  const int64_t at = p.row_at(span.first, hv) * p.value_dim + v0;
+  const int64_t state = p.state_at(chunk, hv) + int64_t(64 * slab) * p.value_dim + v0;
+  load_tile(s.v.d_o, ld_v, kTileRows, kScanColumns, p.d_o + p.value_at(span.first, hv) + v0,
+            p.value_stride(), span.rows, cols);
+  load_tile(s.v.x, ld_v, kTileRows, kScanColumns, p.x + at, p.value_dim, span.rows, cols);
+  load_tile(s.v.values, ld_v, kTileRows, kScanColumns, p.values + at, p.value_dim, span.rows, cols);
+  load_tile(s.v.state, ld_v, kTileRows, kScanColumns, p.states + state, p.value_dim, width, cols);
+  load_tile(s.v.dstate, ld_v, kTileRows, kScanColumns, p.dstates + state, p.value_dim, width, cols);
+}
+
+// A warp has a row of X at a time, a lane one of 32 columns.
+template <class T>
+__device__ __forceinline__ void value_gradients(const Backward<T>& p, Span span, int hv, int v0,
+                                                GradientShared<T>& s) {
+  const int lane = int(threadIdx.x) & 31;
+  for (int r = int(threadIdx.x) >> 5; r < span.rows; r += kTileThreads / 32) {
+    const bool inside = v0 + lane < p.value_dim;
+    const int64_t at = p.value_at(span.first + r, hv) + v0 + lane;
+    const float x = to_float(s.v.x[r * row_length<T>(kScanColumns) + lane]);
+    const float v = inside ? to_float(p.v[at]) : 0.f;
+    if (inside && p.dv)
+      p.dv[at] = from_float<T>(
+          (p.write ? p.write[at] : p.beta[(span.first + r) * p.value_heads + hv]) * x);
+    if (inside && p.dwrite) p.dwrite[at] = v * x;
+    if (!p.dbeta) continue;
+    const float sum = warp_sum(v * x);
+    if (lane == 0) s.value_part[r] += sum;
+  }
+}
+
+// Step 1 of gradient_kernel: s.scores, s.rows, s.carry.
+template <class T>
+__device__ __forceinline__ void products(const Backward<T>& p, Span span, int64_t chunk, int hv,
+                                         int slab, GradientShared<T>& s) {
+  constexpr int ld_v = row_length<T>(kScanColumns);
+  const int t = int(threadIdx.x);
+  if (t < kTileRows) s.value_part[t] = 0.f;
+  Accumulator<T, 64> dp, dm, q, b, k;
+  dp.clear(), dm.clear(), q.clear(), b.clear(), k.clear();
+  float carry = 0;  // of row t/4, eight columns of 32
+  for (int v0 = 0; v0 < p.value_dim; v0 += kScanColumns) {
+    load_value_tiles(p, span, chunk, hv, slab, v0, s);
+    wait_copies();
+    __syncthreads();
+    multiply<Stored::rows, Stored::columns>(dp, s.v.d_o, ld_v, s.v.values, ld_v, kScanColumns);
+    multiply<Stored::rows, Stored::columns>(dm, s.v.x, ld_v, s.v.values, ld_v, kScanColumns);
+    multiply<Stored::rows, Stored::columns>(q, s.v.d_o, ld_v, s.v.state, ld_v, kScanColumns);
+    multiply<Stored::rows, Stored::columns>(b, s.v.x, ld_v, s.v.state, ld_v, kScanColumns);
+    multiply<Stored::rows, Stored::columns>(k, s.v.values, ld_v, s.v.dstate, ld_v, kScanColumns);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int at = (t >> 2) * ld_v + (t & 3) + 4 * e;
+      carry += to_float(s.v.state[at]) * to_float(s.v.dstate[at]);
+    }
+    if (slab == 0) value_gradients(p, span, hv, v0, s);
+    __syncthreads();
+  }
+  carry += __shfl_xor_sync(0xffffffffu, carry, 1);
+  carry += __shfl_xor_sync(0xffffffffu, carry, 2);
+  if ((t & 3) == 0) s.carry[t >> 2] = carry;
+  dp.each(
+      [&](int r, int c, float v) { s.scores[0][r * kFloatRow + c] = c <= r ? p.scale * v : 0.f; });
+  dm.each([&](int r, int c, float v) { s.scores[1][r * kFloatRow + c] = c < r ? -v : 0.f; });
+  q.each([&](int r, int c, float v) { s.rows[0][r * kFloatRow + c] = p.scale * v; });
+  b.each([&](int r, int c, float v) { s.rows[1][r * kFloatRow + c] = -v; });
+  k.each([&](int r, int c, float v) { s.rows[2][r * kFloatRow + c] = v; });
+}
+
+// A thread's rows: its operands, the gradients as they grow, and dg.
+struct Own {
+  float alpha[kSub], q[kSub], k[kSub], b[kSub];  // e^g, q, k, b∘k
+  float dq[kSub], db[kSub], dk[kSub], dg[kSub];  // db: of b∘k; dk: of k as written
+};
+
+// Step 2: gradients through the states, their part of dg, and the operands for other sub-chunks.
+template <class T>
+__device__ __forceinline__ void own_rows(const Backward<T>& p, Span span, int hv, int slab,
+                                         GradientShared<T>& s, Own& x) {
+  const int a = own_sub(), d = own_channel(), channel = 64 * slab + d;
+  const bool inside = channel < p.key_dim;
+  const int at = kSub * a * kFloatRow + d;
+  float head[kSub], tail[kSub];
+  load_own(x.alpha, p.g + p.gate_at(span.first, hv) + channel, p.gate_stride(), span.rows, inside);
+  load_own(x.q, p.q + p.key_at(span.first, hv) + channel, p.key_stride(), span.rows, inside);
+  load_own(x.k, p.k + p.key_at(span.first, hv) + channel, p.key_stride(), span.rows, inside);
+  load_own_erased(x.b, x.k, p, span, hv, channel, inside);
+  s.sums[a][d] = own_decays<T>(x.alpha, head, tail);
+  __syncthreads();
+  const float before = decay_over<T>(s.sums, 0, a), after = decay_over<T>(s.sums, a + 1, kSubs);
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    x.alpha[i] = decay_exp<T>(x.alpha[i]);
+    x.dq[i] = s.rows[0][at + i * kFloatRow] * (head[i] * before);
+    x.db[i] = s.rows[1][at + i * kFloatRow] * (head[i] * before);
+    x.dk[i] = s.rows[2][at + i * kFloatRow] * (tail[i] * after);
+  }
+  float run = 0;
+#pragma unroll
+  for (int i = kSub - 1; i >= 0; --i) {
+    run += x.q[i] * x.dq[i] + x.b[i] * x.db[i];
+    x.dg[i] = run;
+  }
+  s.reads[a][d] = run;
+  run = 0;
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    x.dg[i] += run;
+    run += x.k[i] * x.dk[i];
+  }
+  s.kept[a][d] = run;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    s.rows[0][at + i * kFloatRow] = x.k[i] * tail[i];
+    s.rows[1][at + i * kFloatRow] = x.q[i] * head[i];
+    s.rows[2][at + i * kFloatRow] = x.b[i] * head[i];
+  }
+  __syncthreads();
+}
+
+// Step 3: inside the sub-chunk, rows from the last, so that the terms that cross a token are sums
+// over the rows done so far.
+template <class T>
+__device__ __forceinline__ void inside_sub_chunk(const GradientShared<T>& s, Own& x) {
+  const int corner = kSub * own_sub() * (kFloatRow + 1);
+  float column[kSub] = {};  // Σ_{i>=t} z_ij
+#pragma unroll
+  for (int i = kSub - 1; i >= 0; --i) {
+    const float* s_p = s.scores[0] + corner + i * kFloatRow;
+    const float* s_m = s.scores[1] + corner + i * kFloatRow;
+    float decay = 1, crossing = 0;
+    x.dq[i] += s_p[i] * x.k[i];
+    x.dk[i] += s_p[i] * x.q[i];
+#pragma unroll
+    for (int j = i - 1; j >= 0; --j) {
+      decay *= x.alpha[j + 1];
+      const float dp = s_p[j], dm = s_m[j], key = x.k[j] * decay;
+      const float y = dp * x.q[i] + dm * x.b[i];
+      x.dq[i] += dp * key;
+      x.db[i] += dm * key;
+      x.dk[j] += y * decay;
+      column[j] += y * key;
+      crossing += column[j];
+    }
+    x.dg[i] += crossing;
+  }
+}
+
+// Step 4: what the rows read of earlier sub-chunks.
+template <class T>
+__device__ __forceinline__ void from_earlier(GradientShared<T>& s, Own& x) {
+  const int a = own_sub(), d = own_channel();
+  float terms[kSub] = {};  // q·dq + b k·db by row
+  for (int J = 0; J < a; ++J) {
+    float dq[kSub] = {}, db[kSub] = {};
+    for (int j = 0; j < kSub; j += 4) {
+      float k[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) k[e] = s.rows[0][(kSub * J + j + e) * kFloatRow + d];
+#pragma unroll
+      for (int i = 0; i < kSub; ++i) {
+        const int at = (kSub * a + i) * kFloatRow + kSub * J + j;
+        const float4 dp = *reinterpret_cast<const float4*>(s.scores[0] + at);
+        const float4 dm = *reinterpret_cast<const float4*>(s.scores[1] + at);
+        dq[i] += dp.x * k[0] + dp.y * k[1] + dp.z * k[2] + dp.w * k[3];
+        db[i] += dm.x * k[0] + dm.y * k[1] + dm.z * k[2] + dm.w * k[3];
+      }
+    }
+    float run = decay_over<T>(s.sums, J + 1, a), sum = 0;
+#pragma unroll
+    for (int i = 0; i < kSub; ++i) {
+      run *= x.alpha[i];
+      x.dq[i] += run * dq[i];
+      x.db[i] += run * db[i];
+      const float term = run * (x.q[i] * dq[i] + x.b[i] * db[i]);
+      terms[i] += term;
+      sum += term;
+    }
+    if (a - J > 1) s.pairs[a - J == 3 ? 2 : J][d] = sum;
+  }
+  float run = 0;
+#pragma unroll
+  for (int i = kSub - 1; i >= 0; --i) {
+    run += terms[i];
+    x.dg[i] += run;
+  }
+}
+
+// Step 5: what later sub-chunks read of the rows.
+template <class T>
+__device__ __forceinline__ void from_later(const GradientShared<T>& s, Own& x) {
+  const int a = own_sub(), d = own_channel();
+  float terms[kSub] = {};
+  for (int I = a + 1; I < kSubs; ++I) {
+    float dk[kSub] = {};
+    for (int i = kSub * I; i < kSub * (I + 1); ++i) {
+      const float q = s.rows[1][i * kFloatRow + d], b = s.rows[2][i * kFloatRow + d];
+#pragma unroll
+      for (int j = 0; j < kSub; j += 4) {
+        const int at = i * kFloatRow + kSub * a + j;
+        const float4 dp = *reinterpret_cast<const float4*>(s.scores[0] + at);
+        const float4 dm = *reinterpret_cast<const float4*>(s.scores[1] + at);
+        dk[j] += dp.x * q + dm.x * b;
+        dk[j + 1] += dp.y * q + dm.y * b;
+        dk[j + 2] += dp.z * q + dm.z * b;
+        dk[j + 3] += dp.w * q + dm.w * b;
+      }
+    }
+    float run = decay_over<T>(s.sums, a + 1, I);
+#pragma unroll
+    for (int j = kSub - 1; j >= 0; --j) {
+      x.dk[j] += run * dk[j];
+      terms[j] += x.k[j] * (run * dk[j]);
+      run *= x.alpha[j];
+    }
+  }
+  float run = 0;
+#pragma unroll
+  for (int j = 0; j < kSub; ++j) {
+    x.dg[j] += run;
+    run += terms[j];
+  }
+}
+
+// Step 6: the terms of dg that every row of the sub-chunk shares, then everything to memory.
+template <class T>
+__device__ __forceinline__ void write_own(const Backward<T>& p, Span span, int hv, int slab,
+                                          GradientShared<T>& s, Own& x) {
+  const int a = own_sub(), d = own_channel(), channel = 64 * slab + d;
+  float shared = s.carry[d] * decay_over<T>(s.sums, 0, kSubs);
+  for (int later = a + 1; later < kSubs; ++later) shared += s.reads[later][d];
+  for (int earlier = 0; earlier < a; ++earlier) shared += s.kept[earlier][d];
+  if (a == 1) shared += s.pairs[0][d] + s.pairs[2][d];
+  if (a == 2) shared += s.pairs[1][d] + s.pairs[2][d];
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    const int r = kSub * a + i;
+    if (channel >= p.key_dim || r >= span.rows) continue;
+    const int64_t gate = p.gate_at(span.first + r, hv) + channel;
+    const int64_t key = p.key_at(span.first + r, hv) + channel;
+    const float b = p.erase ? p.erase[gate] : p.beta[(span.first + r) * p.value_heads + hv];
+    const float dk = x.dk[i] + b * x.db[i];
+    if (p.dq) p.dq[key] = from_float<T>(x.dq[i]);
+    if (p.dk) p.dk[key] = from_float<T>(dk);
+    if (p.dq_terms) p.dq_terms[gate] = x.dq[i];
+    if (p.dk_terms) p.dk_terms[gate] = dk;
+    if (p.derase) p.derase[gate] = x.k[i] * x.db[i];
+    if (p.dg) p.dg[gate] = x.dg[i] + shared;
+  }
+  if (!p.dbeta) return;
+#pragma unroll
+  for (int i = 0; i < kSub; ++i) {
+    const float sum = warp_sum(x.k[i] * x.db[i]);
+    if ((threadIdx.x & 31) == 0) s.key_part[threadIdx.x >> 5][i] = sum;
+  }
+  __syncthreads();
+  const int t = int(threadIdx.x);
+  if (t < span.rows)
+    p.dbeta[(slab * p.tokens + span.first + t) * p.value_heads + hv] =
+        s.value_part[t] + s.key_part[2 * (t / kSub)][t % kSub] +
+        s.key_part[2 * (t / kSub) + 1][t % kSub];
+}
+
+// Item (chunk, head, slab of K). 1 over tiles of V: dP = scale dO V'ᵀ, dM = −X V'ᵀ, S dO, S X,
+// D V', <S, D>; dv, dw. Then every thread has its channel's 16 rows in registers, in f32: 2 the
+// gradients through the states; 3 inside its sub-chunk; 4 of what it reads of earlier ones; 5 of
+// what later ones read of it; 6 dg from the terms that cross each token; all written.
+template <class T>
+__global__ void __launch_bounds__(kTileThreads) gradient_kernel(Backward<T> p) {
+  auto& s = dynamic_shared<GradientShared<T>>();
+  const int64_t slabs = (p.key_dim + 63) / 64;
+  for (int64_t item = blockIdx.x; item < p.chunks * p.value_heads * slabs; item += gridDim.x) {
+    const int slab = int(item % slabs), hv = int(item / slabs % p.value_heads);
+    const int64_t chunk = item / slabs / p.value_heads;
+    const Span span = span_of(p, chunk);
+    if (span.rows == 0) return;
+    products(p, span, chunk, hv, slab, s);
+    Own x;
+    own_rows(p, span, hv, slab, s, x);
+    inside_sub_chunk(s, x);
+    from_earlier(s, x);
+    from_later(s, x);
+    __syncthreads();
+    write_own(p, span, hv, slab, s, x);
+    __syncthreads();
+  }
+}
+
+// out[i] = Σ_slabs parts[slab,i], in order.
+__global__ void sum_slabs_kernel(const float* parts, float* out, int64_t count, int slabs) {
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += int64_t(gridDim.x) * blockDim.x) {
+    float sum = 0;
+    for (int s = 0; s < slabs; ++s) sum += parts[s * count + i];
+    out[i] = sum;
+  }
+}
+
+void sum_slabs(const Tensor& parts, const Tensor& out) {
+  const int64_t count = out.numel();
+  if (count == 0) return;
+  const int64_t blocks = std::min<int64_t>(ceil_div(count, 256), 65536);
+  sum_slabs_kernel<<<unsigned(blocks), 256, 0, stream_of(out)>>>(ptr<float>(parts), ptr<float>(out),
+                                                                 count, int(parts.size(0)));
+  check_launch();
+}
+
+}  // namespace
+}  // namespace ebb::gpu::delta
+
+namespace ebb::gpu {
+
+void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved,
+                            const Tensor& d_o, const Tensor& dht, const DeltaRuleGradients& grads) {
+  using namespace delta;
+  const DType dtype = problem.v.dtype();
+  const Device device = problem.v.device();
+  const int64_t hv = problem.value_heads(), k = problem.key_dim(), v = problem.value_dim();
+  const int64_t tokens = problem.batch() * problem.time(), slabs = ceil_div(k, 64);
+  const int group = int(hv / problem.heads());
+  const Tensor x = Tensor::empty(saved.values.shape(), dtype, device);
+  const Tensor dstates = Tensor::empty(saved.states.shape(), dtype, device);
+  const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
+  Tensor dbeta = grads.dbeta;
+  if (dbeta && slabs > 1) dbeta = Tensor::empty({slabs, tokens, hv}, DType::f32, device);
+  const ChannelOperands operands = make_operands(problem);
+  const Tensor before = chunk_offsets(problem);
+  const cudaStream_t stream = stream_of(x);
+  visit_compute(dtype, [&]<class Host>() {
+    using T = device_t<Host>;
+    Backward<T> p{make_channel<Host>(problem, saved, operands, before)};
+    p.d_o = ptr<Host>(d_o), p.dht = ptr<float>(dht);
+    p.x = ptr<Host>(x), p.dstates = ptr<Host>(dstates);
+    p.dq = group == 1 ? ptr<Host>(grads.dq) : nullptr;
+    p.dk = group == 1 ? ptr<Host>(grads.dk) : nullptr;
+    p.dv = ptr<Host>(grads.dv);
+    p.dq_terms = ptr<float>(dq_terms), p.dk_terms = ptr<float>(dk_terms);
+    p.dg = ptr<float>(grads.dg), p.dbeta = ptr<float>(dbeta), p.dh0 = ptr<float>(grads.dh0);
+    p.derase = ptr<float>(grads.derase), p.dwrite = ptr<float>(grads.dwrite);
+    prepare<T>(p, Prepare::operands, stream);
+    launch_tiles<LocalShared<T>>(local_kernel<T>, p.chunks * hv * ceil_div(v, 64), stream, p);
+    visit_slabs(k, [&]<int SLABS>() {
+      launch_tiles<ReverseShared<T, SLABS>>(reverse_kernel<T, SLABS>,
+                                            scan_blocks(p.sequences, hv, v), stream, p);
+    });
+    launch_tiles<GradientShared<T>>(gradient_kernel<T>, p.chunks * hv * slabs, stream, p);
+  });
+  if (dq_terms) sum_groups(dq_terms, grads.dq, group);
+  if (dk_terms) sum_groups(dk_terms, grads.dk, group);
+  if (dbeta && slabs > 1) sum_slabs(dbeta, grads.dbeta);
+}
+
+}  // namespace ebb::gpu
