@@ -115,6 +115,11 @@ __device__ __forceinline__ void prepare_slab(const Channel<T>& p, Span span, int
     p.kept[at + int64_t(r) * p.key_dim] = from_float<T>(k[i] * (tail[i] * after));
   }
   if (a == 0 && inside) p.total[p.total_at(chunk, hv) + channel] = decay_over<T>(s.sums, 0, kSubs);
+  if (a == 1 && slab == 0)
+    p.total[p.total_at(chunk, hv) + p.key_dim + d] =
+        d >= span.rows ? 0.f
+        : p.erase      ? 1.f
+                       : p.beta[(span.first + d) * p.value_heads + hv];
   if (!SCORES) return;
   if (a > 0) s.gap[a - 1][d] = decay_over<T>(s.sums, a == 2 ? 2 : 1, a == 1 ? 2 : 3);
 #pragma unroll
@@ -122,6 +127,18 @@ __device__ __forceinline__ void prepare_slab(const Channel<T>& p, Span span, int
     const int to = (kSub * a + i) * kFloatRow + d;
     s.x[0][to] = decay_exp<T>(g[i]);
     s.x[1][to] = q[i], s.x[2][to] = b[i], s.x[3][to] = k[i];
+  }
+}
+
+// w∘V of a chunk.
+template <class T>
+__device__ __forceinline__ void write_written(const Channel<T>& p, Span span, int hv) {
+  const int lane = int(threadIdx.x) & 31;
+  for (int r = int(threadIdx.x) >> 5; r < span.rows; r += kTileThreads / 32) {
+    const int64_t from = p.value_at(span.first + r, hv);
+    const int64_t to = p.row_at(span.first + r, hv) * p.value_dim;
+    for (int c = lane; c < p.value_dim; c += 32)
+      p.written[to + c] = from_float<T>(p.write[from + c] * to_float(p.v[from + c]));
   }
 }
 
@@ -168,6 +185,7 @@ __global__ void __launch_bounds__(kTileThreads, 2) prepare_kernel(Channel<T> p) 
       __syncthreads();
     }
     if (!SCORES) continue;
+    if (p.written) write_written(p, span, hv);
     float *s_m = s.x[0], *s_p = s.x[1], *s_a = s.x[2];
     for (int i = t; i < kTileRows * kFloatRow; i += kTileThreads) s_m[i] = s_p[i] = 0.f;
     __syncthreads();
@@ -211,8 +229,8 @@ ChannelOperands make_operands(const DeltaRuleProblem& p) {
   const auto operand = [&] {
     return Tensor::empty({p.value_heads(), p.batch() * p.time(), p.key_dim()}, p.v.dtype(), device);
   };
-  return {operand(), operand(), operand(),
-          Tensor::empty({chunks, p.value_heads(), p.key_dim()}, DType::f32, device)};
+  return {operand(), operand(), operand(), Tensor(),
+          Tensor::empty({chunks, p.value_heads(), p.key_dim() + kChunk}, DType::f32, device)};
 }
 
 template <class T>
@@ -222,7 +240,8 @@ Channel<device_t<T>> make_channel(const DeltaRuleProblem& p, const DeltaRuleSave
   d.erase = ptr<float>(p.erase), d.write = ptr<float>(p.write);
   d.scores = ptr<T>(saved.scores);
   d.queries = ptr<T>(operands.queries), d.erased = ptr<T>(operands.erased);
-  d.kept = ptr<T>(operands.kept), d.total = ptr<float>(operands.total);
+  d.kept = ptr<T>(operands.kept), d.written = ptr<T>(operands.written);
+  d.total = ptr<float>(operands.total);
   return d;
 }
 template Channel<float> make_channel<float>(const DeltaRuleProblem&, const DeltaRuleSaved&,

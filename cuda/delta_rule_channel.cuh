@@ -16,7 +16,8 @@ struct Channel : Problem<T> {                 // here g is [tokens,HV,K]
   const float *erase = {}, *write = {};       // [tokens,HV,K], [tokens,HV,V]; null: beta
   T* scores = {};                             // P [HV,tokens,C]
   T *queries = {}, *erased = {}, *kept = {};  // scale q∘γ, b∘k∘γ, k∘τ [HV,tokens,K]
-  float* total = {};                          // γ_n [chunks,HV,K]
+  T* written = {};                            // w∘V [HV,tokens,V], or null
+  float* total = {};                          // γ_n, then β (1 where there is w) [chunks,HV,K+64]
 
   __host__ __device__ int64_t gate_at(int64_t t, int hv) const {
     return (t * this->value_heads + hv) * this->key_dim;
@@ -25,8 +26,21 @@ struct Channel : Problem<T> {                 // here g is [tokens,HV,K]
     return int64_t(this->value_heads) * this->key_dim;
   }
   __host__ __device__ int64_t total_at(int64_t chunk_index, int hv) const {
-    return (chunk_index * this->value_heads + hv) * this->key_dim;
+    return (chunk_index * this->value_heads + hv) * (this->key_dim + kChunk);
   }
+};
+
+template <class T>
+struct ChannelBackward : Channel<T> {
+  const T* d_o = {};               // [tokens,HV,V]
+  const float* dht = {};           // [N,HV,K,V] or null
+  T *x = {}, *dstates = {};        // X [HV,tokens,V]; D after each chunk, as the states
+  T *dq = {}, *dk = {}, *dv = {};  // null: not wanted (or, with grouped heads, wanted as f32 terms)
+  float *dq_terms = {}, *dk_terms = {};  // [tokens,HV,K]
+  float *dg = {}, *derase = {};          // [tokens,HV,K]
+  float* dwrite = {};                    // [tokens,HV,V]
+  float* dbeta = {};                     // [slabs,tokens,HV]: what each slab of K adds
+  float* dh0 = {};
 };
 
 __device__ __forceinline__ int own_sub() { return int(threadIdx.x) >> 6; }
@@ -100,9 +114,9 @@ __device__ __forceinline__ void load_square(const T* g_x, const Channel<T>& p, S
             span.rows, p.chunk);
 }
 
-// The temporaries of one pass: the operands of the scans, and γ_n.
+// The temporaries of one pass: the operands of the scans; γ_n and β.
 struct ChannelOperands {
-  Tensor queries, erased, kept, total;
+  Tensor queries, erased, kept, written, total;
 };
 ChannelOperands make_operands(const DeltaRuleProblem& p);
 
@@ -115,5 +129,12 @@ Channel<device_t<T>> make_channel(const DeltaRuleProblem& p, const DeltaRuleSave
 enum class Prepare { operands, everything };
 template <class T>
 void prepare(const Channel<T>& p, Prepare what, cudaStream_t stream);
+
+// The scans in bf16 with the state in registers (delta_fast_channel.cu), for K <= 128, sizes that
+// are multiples of 8 and chunks of 64: they keep the states transposed, [chunks,HV,V,K].
+bool channel_fast_path(const DeltaRuleProblem& p);
+void channel_fast_scan(const Channel<__nv_bfloat16>& p, __nv_bfloat16* o, float* ht,
+                       cudaStream_t stream);
+void channel_fast_reverse(const ChannelBackward<__nv_bfloat16>& p, cudaStream_t stream);
 
 }  // namespace ebb::gpu::delta

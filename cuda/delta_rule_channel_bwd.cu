@@ -8,17 +8,7 @@ namespace ebb::gpu::delta {
 namespace {
 
 template <class T>
-struct Backward : Channel<T> {
-  const T* d_o = {};               // [tokens,HV,V]
-  const float* dht = {};           // [N,HV,K,V] or null
-  T *x = {}, *dstates = {};        // X [HV,tokens,V]; D after each chunk [chunks,HV,K,V]
-  T *dq = {}, *dk = {}, *dv = {};  // null: not wanted (or, with grouped heads, wanted as f32 terms)
-  float *dq_terms = {}, *dk_terms = {};  // [tokens,HV,K]
-  float *dg = {}, *derase = {};          // [tokens,HV,K]
-  float* dwrite = {};                    // [tokens,HV,V]
-  float* dbeta = {};                     // [slabs,tokens,HV]: what each slab of K adds
-  float* dh0 = {};
-};
+using Backward = ChannelBackward<T>;
 
 template <class T>
 struct LocalShared {
@@ -89,8 +79,8 @@ __device__ void load_stage(const Backward<T>& p, Span span, int64_t chunk, int h
             p.value_stride(), span.rows, cols);
   load_tile(s.x, ld_v, kTileRows, kScanColumns, p.x + p.row_at(span.first, hv) * p.value_dim + v0,
             p.value_dim, span.rows, cols);
-  load_tile(s.total, 64 * SLABS, 1, 64 * SLABS, p.total + p.total_at(chunk, hv), p.key_dim, 1,
-            p.key_dim);
+  load_tile(s.total, 64 * SLABS, 1, 64 * SLABS, p.total + p.total_at(chunk, hv), p.key_dim + kChunk,
+            1, p.key_dim);
 }
 
 // Item (sequence, head, 32 columns of V), D in registers as S in the forward scan. Per chunk, from
@@ -195,25 +185,34 @@ struct GradientShared {
   };
   float reads[kSubs][64], kept[kSubs][64];  // sums over a sub-chunk
   float pairs[3][64];                       // sums over the pairs (2,0), (3,1), (3,0)
-  float carry[64];                          // <S, D> by channel
+  float carry[4][64];                       // <S, D> by channel, in four parts
   float value_part[kTileRows];              // v·X
   float key_part[2 * kSubs][kSub];          // Σ_d k p over half of the channels
 };
 
 // One tile of 32 columns of V, and what is done with it: dv, dw, v·X by slab 0, <S, D>.
-template <class T>
+// TRANSPOSED: the states lie as [V,K].
+template <class T, bool TRANSPOSED>
 __device__ __forceinline__ void load_value_tiles(const Backward<T>& p, Span span, int64_t chunk,
                                                  int hv, int slab, int v0, GradientShared<T>& s) {
   constexpr int ld_v = row_length<T>(kScanColumns);
   const int cols = min(kScanColumns, p.value_dim - v0), width = slab_width(p, slab);
   const int64_t at = p.row_at(span.first, hv) * p.value_dim + v0;
-  const int64_t state = p.state_at(chunk, hv) + int64_t(64 * slab) * p.value_dim + v0;
   load_tile(s.v.d_o, ld_v, kTileRows, kScanColumns, p.d_o + p.value_at(span.first, hv) + v0,
             p.value_stride(), span.rows, cols);
   load_tile(s.v.x, ld_v, kTileRows, kScanColumns, p.x + at, p.value_dim, span.rows, cols);
   load_tile(s.v.values, ld_v, kTileRows, kScanColumns, p.values + at, p.value_dim, span.rows, cols);
-  load_tile(s.v.state, ld_v, kTileRows, kScanColumns, p.states + state, p.value_dim, width, cols);
-  load_tile(s.v.dstate, ld_v, kTileRows, kScanColumns, p.dstates + state, p.value_dim, width, cols);
+  if constexpr (TRANSPOSED) {
+    constexpr int ld = row_length<T>(64);
+    const int64_t state = p.state_at(chunk, hv) + int64_t(v0) * p.key_dim + 64 * slab;
+    load_tile(s.v.state, ld, kScanColumns, 64, p.states + state, p.key_dim, cols, width);
+    load_tile(s.v.dstate, ld, kScanColumns, 64, p.dstates + state, p.key_dim, cols, width);
+  } else {
+    const int64_t state = p.state_at(chunk, hv) + int64_t(64 * slab) * p.value_dim + v0;
+    load_tile(s.v.state, ld_v, kTileRows, kScanColumns, p.states + state, p.value_dim, width, cols);
+    load_tile(s.v.dstate, ld_v, kTileRows, kScanColumns, p.dstates + state, p.value_dim, width,
+              cols);
+  }
 }
 
 // A warp has a row of X at a time, a lane one of 32 columns.
@@ -237,7 +236,7 @@ __device__ __forceinline__ void value_gradients(const Backward<T>& p, Span span,
 }
 
 // Step 1 of gradient_kernel: s.scores, s.rows, s.carry.
-template <class T>
+template <class T, bool TRANSPOSED>
 __device__ __forceinline__ void products(const Backward<T>& p, Span span, int64_t chunk, int hv,
                                          int slab, GradientShared<T>& s) {
   constexpr int ld_v = row_length<T>(kScanColumns);
@@ -245,27 +244,30 @@ __device__ __forceinline__ void products(const Backward<T>& p, Span span, int64_
   if (t < kTileRows) s.value_part[t] = 0.f;
   Accumulator<T, 64> dp, dm, q, b, k;
   dp.clear(), dm.clear(), q.clear(), b.clear(), k.clear();
-  float carry = 0;  // of row t/4, eight columns of 32
+  constexpr Stored kStates = TRANSPOSED ? Stored::rows : Stored::columns;
+  constexpr int ld_s = TRANSPOSED ? row_length<T>(64) : ld_v;
+  // Of one channel, eight columns of 32.
+  const int channel = TRANSPOSED ? t & 63 : t >> 2, part = TRANSPOSED ? t >> 6 : t & 3;
+  float carry = 0;
   for (int v0 = 0; v0 < p.value_dim; v0 += kScanColumns) {
-    load_value_tiles(p, span, chunk, hv, slab, v0, s);
+    load_value_tiles<T, TRANSPOSED>(p, span, chunk, hv, slab, v0, s);
     wait_copies();
     __syncthreads();
     multiply<Stored::rows, Stored::columns>(dp, s.v.d_o, ld_v, s.v.values, ld_v, kScanColumns);
     multiply<Stored::rows, Stored::columns>(dm, s.v.x, ld_v, s.v.values, ld_v, kScanColumns);
-    multiply<Stored::rows, Stored::columns>(q, s.v.d_o, ld_v, s.v.state, ld_v, kScanColumns);
-    multiply<Stored::rows, Stored::columns>(b, s.v.x, ld_v, s.v.state, ld_v, kScanColumns);
-    multiply<Stored::rows, Stored::columns>(k, s.v.values, ld_v, s.v.dstate, ld_v, kScanColumns);
+    multiply<Stored::rows, kStates>(q, s.v.d_o, ld_v, s.v.state, ld_s, kScanColumns);
+    multiply<Stored::rows, kStates>(b, s.v.x, ld_v, s.v.state, ld_s, kScanColumns);
+    multiply<Stored::rows, kStates>(k, s.v.values, ld_v, s.v.dstate, ld_s, kScanColumns);
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const int at = (t >> 2) * ld_v + (t & 3) + 4 * e;
+      const int column = part + 4 * e;
+      const int at = TRANSPOSED ? column * ld_s + channel : channel * ld_s + column;
       carry += to_float(s.v.state[at]) * to_float(s.v.dstate[at]);
     }
     if (slab == 0) value_gradients(p, span, hv, v0, s);
     __syncthreads();
   }
-  carry += __shfl_xor_sync(0xffffffffu, carry, 1);
-  carry += __shfl_xor_sync(0xffffffffu, carry, 2);
-  if ((t & 3) == 0) s.carry[t >> 2] = carry;
+  s.carry[part][channel] = carry;
   dp.each(
       [&](int r, int c, float v) { s.scores[0][r * kFloatRow + c] = c <= r ? p.scale * v : 0.f; });
   dm.each([&](int r, int c, float v) { s.scores[1][r * kFloatRow + c] = c < r ? -v : 0.f; });
@@ -435,7 +437,8 @@ template <class T>
 __device__ __forceinline__ void write_own(const Backward<T>& p, Span span, int hv, int slab,
                                           GradientShared<T>& s, Own& x) {
   const int a = own_sub(), d = own_channel(), channel = 64 * slab + d;
-  float shared = s.carry[d] * decay_over<T>(s.sums, 0, kSubs);
+  float shared = (s.carry[0][d] + s.carry[1][d] + s.carry[2][d] + s.carry[3][d]) *
+                 decay_over<T>(s.sums, 0, kSubs);
   for (int later = a + 1; later < kSubs; ++later) shared += s.reads[later][d];
   for (int earlier = 0; earlier < a; ++earlier) shared += s.kept[earlier][d];
   if (a == 1) shared += s.pairs[0][d] + s.pairs[2][d];
@@ -473,7 +476,7 @@ __device__ __forceinline__ void write_own(const Backward<T>& p, Span span, int h
 // D V', <S, D>; dv, dw. Then every thread has its channel's 16 rows in registers, in f32: 2 the
 // gradients through the states; 3 inside its sub-chunk; 4 of what it reads of earlier ones; 5 of
 // what later ones read of it; 6 dg from the terms that cross each token; all written.
-template <class T>
+template <class T, bool TRANSPOSED>
 __global__ void __launch_bounds__(kTileThreads) gradient_kernel(Backward<T> p) {
   auto& s = dynamic_shared<GradientShared<T>>();
   const int64_t slabs = (p.key_dim + 63) / 64;
@@ -482,7 +485,7 @@ __global__ void __launch_bounds__(kTileThreads) gradient_kernel(Backward<T> p) {
     const int64_t chunk = item / slabs / p.value_heads;
     const Span span = span_of(p, chunk);
     if (span.rows == 0) return;
-    products(p, span, chunk, hv, slab, s);
+    products<T, TRANSPOSED>(p, span, chunk, hv, slab, s);
     Own x;
     own_rows(p, span, hv, slab, s, x);
     inside_sub_chunk(s, x);
@@ -519,13 +522,17 @@ void sum_slabs(const Tensor& parts, const Tensor& out) {
 namespace ebb::gpu {
 
 void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved,
-                            const Tensor& d_o, const Tensor& dht, const DeltaRuleGradients& grads) {
+                            const Tensor& dense_d_o, const Tensor& dht,
+                            const DeltaRuleGradients& grads) {
   using namespace delta;
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t hv = problem.value_heads(), k = problem.key_dim(), v = problem.value_dim();
   const int64_t tokens = problem.batch() * problem.time(), slabs = ceil_div(k, 64);
   const int group = int(hv / problem.heads());
+  const bool fast = saved.gates.defined();  // the states lie as [V,K]
+  const bool aligned = reinterpret_cast<uintptr_t>(dense_d_o.raw()) % 16 == 0;
+  const Tensor d_o = fast && !aligned ? dense_d_o.clone() : dense_d_o;
   const Tensor x = Tensor::empty(saved.values.shape(), dtype, device);
   const Tensor dstates = Tensor::empty(saved.states.shape(), dtype, device);
   const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
@@ -546,12 +553,18 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
     p.dg = ptr<float>(grads.dg), p.dbeta = ptr<float>(dbeta), p.dh0 = ptr<float>(grads.dh0);
     p.derase = ptr<float>(grads.derase), p.dwrite = ptr<float>(grads.dwrite);
     prepare<T>(p, Prepare::operands, stream);
+    if constexpr (sizeof(T) == 2)
+      if (fast) {
+        channel_fast_reverse(p, stream);
+        launch_tiles<GradientShared<T>>(gradient_kernel<T, true>, p.chunks * hv * slabs, stream, p);
+        return;
+      }
     launch_tiles<LocalShared<T>>(local_kernel<T>, p.chunks * hv * ceil_div(v, 64), stream, p);
     visit_slabs(k, [&]<int SLABS>() {
       launch_tiles<ReverseShared<T, SLABS>>(reverse_kernel<T, SLABS>,
                                             scan_blocks(p.sequences, hv, v), stream, p);
     });
-    launch_tiles<GradientShared<T>>(gradient_kernel<T>, p.chunks * hv * slabs, stream, p);
+    launch_tiles<GradientShared<T>>(gradient_kernel<T, false>, p.chunks * hv * slabs, stream, p);
   });
   if (dq_terms) sum_groups(dq_terms, grads.dq, group);
   if (dk_terms) sum_groups(dk_terms, grads.dk, group);

@@ -1,5 +1,6 @@
 // Delta rule with a decay per channel, forward, in three kernels: 1 operands, scores and inverse of
-// every chunk (delta_rule_channel.cu), 2 the scan over chunks, 3 the read-out of every chunk.
+// every chunk (delta_rule_channel.cu), 2 the scan over chunks, 3 the read-out of every chunk;
+// or 2 and 3 as one kernel on tensor cores (delta_fast_channel.cu).
 // Blocks of 256 threads; each loops over its items, should there be more than the grid can hold.
 #include "cuda/delta_rule_channel.cuh"
 
@@ -37,8 +38,8 @@ __device__ void load_stage(const Channel<T>& p, Span span, int64_t chunk, int hv
   load_tile(s.v, row_length<T>(kScanColumns), kTileRows, kScanColumns,
             p.v + p.value_at(span.first, hv) + v0, p.value_stride(), span.rows,
             min(kScanColumns, p.value_dim - v0));
-  load_tile(s.total, 64 * SLABS, 1, 64 * SLABS, p.total + p.total_at(chunk, hv), p.key_dim, 1,
-            p.key_dim);
+  load_tile(s.total, 64 * SLABS, 1, 64 * SLABS, p.total + p.total_at(chunk, hv), p.key_dim + kChunk,
+            1, p.key_dim);
 }
 
 // w∘ (β) of the elements that the thread has in an accumulator.
@@ -198,17 +199,22 @@ DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& problem, const Ten
   const int64_t hv = problem.value_heads(), tokens = problem.batch() * problem.time();
   const int64_t k = problem.key_dim(), v = problem.value_dim(), c = chunk_of(problem);
   const int64_t chunks = problem.layout.chunk_count(problem.batch(), problem.time(), c);
+  const bool fast = channel_fast_path(problem);
   DeltaRuleSaved saved{Tensor::empty({hv, tokens, c}, dtype, device),
-                       Tensor::empty({chunks, hv, k, v}, dtype, device),
+                       Tensor::empty({chunks, hv, fast ? v : k, fast ? k : v}, dtype, device),
                        Tensor::empty({hv, tokens, v}, dtype, device)};
   saved.scores = Tensor::empty({hv, tokens, c}, dtype, device);
-  const ChannelOperands operands = make_operands(problem);
+  ChannelOperands operands = make_operands(problem);
+  if (fast) saved.gates = operands.total;  // tells backward how the states lie
+  if (fast && problem.write) operands.written = Tensor::empty({hv, tokens, v}, dtype, device);
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(o);
   visit_compute(dtype, [&]<class Host>() {
     using T = device_t<Host>;
     const Channel<T> p = make_channel<Host>(problem, saved, operands, before);
     prepare(p, Prepare::everything, stream);
+    if constexpr (sizeof(T) == 2)
+      if (fast) return channel_fast_scan(p, ptr<Host>(o), ptr<float>(ht), stream);
     visit_slabs(k, [&]<int SLABS>() {
       launch_tiles<ScanShared<T, SLABS>>(scan_kernel<T, SLABS>, scan_blocks(p.sequences, hv, v),
                                          stream, p, ptr<float>(ht));
