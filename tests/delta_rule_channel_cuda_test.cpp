@@ -45,6 +45,26 @@ TEST_F(ChannelDeltaRuleCuda, RerunsAreBitwiseEqual) {
     }
 }
 
+// Dense views that begin at no 16-byte boundary: wide copies must not be tried on them.
+TEST_F(ChannelDeltaRuleCuda, AnyAlignment) {
+  for (const DeltaGates gates : {DeltaGates::kda, DeltaGates::gdn2}) {
+    const ChannelInputs in = channel_inputs(gates, {.time = 130, .key_dim = 64, .value_dim = 64});
+    const ChannelResult want = exact_channel(in, DType::bf16);
+    for (const bool upstream : {false, true}) {
+      ChannelInputs moved = in;
+      for (Tensor* t : {upstream ? &moved.d_o : &moved.v, upstream ? &moved.dht : &moved.q}) {
+        const DType to = t == &moved.dht ? DType::f32 : DType::bf16;
+        const Tensor view =
+            Tensor::zeros({t->numel() + 1}, to, gpu_).slice(0, 1, t->numel() + 1).view(t->shape());
+        view.copy_(t->to(to, gpu_));
+        *t = view;
+      }
+      expect_channel_parity(run_channel(moved, DType::bf16, gpu_), want, 8e-3, 1.5e-2,
+                            upstream ? "upstream" : "inputs");
+    }
+  }
+}
+
 // FLA#1080, #1082: 32-bit offsets wrapped once B·T·H·K passed 2³¹. The second row of the batch lies
 // behind that mark; it must equal the same row run alone.
 TEST_F(ChannelDeltaRuleCuda, B10LargeOffsets) {
