@@ -53,7 +53,7 @@ void print_accuracies(const json& result) {
     const Setting setting{s["task"], s["length"]};
     if (std::find(settings.begin(), settings.end(), setting) == settings.end())
       settings.push_back(setting);
-    if (std::find(models.begin(), models.end(), s["model"]) == models.end())
+    if (std::find(models.begin(), models.end(), s["model"].get<std::string>()) == models.end())
       models.push_back(s["model"]);
   }
   if (settings.size() < 2) return;
