@@ -1,7 +1,7 @@
 // The scans of the delta rule with a decay per channel in bf16 on tensor cores
 // (cuda/delta_fast.cuh): as those of the gated delta rule, with the decays already in the operands
 // that delta_rule_channel.cu has made, so that only γ_n is left for the state.
-#include "cuda/delta_fast.cuh"
+#include "cuda/delta_fragments.cuh"
 #include "cuda/delta_rule_channel.cuh"
 
 namespace ebb::gpu::delta {
@@ -283,7 +283,7 @@ void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, cudaStrea
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
     launch_fast<ScanShared<SLABS, kStages>>(
         scan_kernel<SLABS, kStages>, kThreads,
-        p.sequences * p.value_heads * ceil_div(p.value_dim, kFastTile), stream, p, o, ht);
+        grid_of(p.sequences * p.value_heads * ceil_div(p.value_dim, kFastTile)), stream, p, o, ht);
   });
 }
 
@@ -291,7 +291,7 @@ void channel_fast_reverse(const ChannelBackward<bf16_t>& p, cudaStream_t stream)
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
     launch_fast<ScanShared<SLABS, kStages>>(
         reverse_kernel<SLABS, kStages>, kThreads,
-        p.sequences * p.value_heads * ceil_div(p.value_dim, kFastTile), stream, p);
+        grid_of(p.sequences * p.value_heads * ceil_div(p.value_dim, kFastTile)), stream, p);
   });
 }
 

@@ -1,0 +1,394 @@
+// What the two scans of cuda/delta_fast.cuh have in common. A block of twelve warps has 64 columns
+// of V of one segment of a sequence and one head: four warps multiply, 16 columns each; four fetch
+// tiles, two for even and two for odd steps, so that two steps' loads are always under way; two
+// store results. Step s is a chunk, in reverse from the end.
+//   fetching s                       multiplying s                    storing s
+//   fetch into in[s mod STAGES]
+//   they have arrived: full(s)   ->  wait for full(s), free(s−2)  <-  out[s mod 2] stored: free(s)
+//   wait for done(s+2−STAGES)    <-  products; done(s), ready(s)  ->  wait for ready(s)
+// The fence before full(s) waits for all that its warp has under way: hence the separate warps.
+//
+// Where sequences and heads are few, a sequence is cut into segments. A first pass finds what each
+// makes of a zero state and, in extra columns, of each unit vector: S_end = M S_start + E. The
+// states between segments follow one after the other (chain_segments), and the scan proper runs all
+// segments at once.
+#pragma once
+#include "cuda/delta_fast.cuh"
+
+namespace ebb::gpu::delta {
+
+inline constexpr int kMultiplyThreads = 128, kFetchThreads = 128, kStoreThreads = 128;
+inline constexpr int kScanThreads = kMultiplyThreads + kFetchThreads + kStoreThreads;
+
+template <int SLABS>
+struct ScanInputs {
+  SwizzledTile k[SLABS], q[SLABS], a, p, v;  // v: V or dO
+  float gates[kScanGateFloats];
+
+  __device__ __forceinline__ const float* gamma() const { return gates; }
+  __device__ __forceinline__ const float* tail() const { return gates + kChunk; }
+  __device__ __forceinline__ const float* beta() const { return gates + 2 * kChunk; }
+  __device__ __forceinline__ float total() const { return gates[3 * kChunk]; }
+};
+template <int SLABS>
+struct ScanOutputs {
+  SwizzledTile state[SLABS];   // [V,K]
+  SwizzledTile values, other;  // [tokens,V]
+};
+template <int SLABS, int STAGES>
+struct ScanShared {
+  ScanInputs<SLABS> in[STAGES];
+  ScanOutputs<SLABS> out[2];
+};
+
+// Named barriers between the 128 multiplying threads and THREADS − 128 others.
+template <int THREADS>
+__device__ __forceinline__ void barrier_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+template <int THREADS>
+__device__ __forceinline__ void barrier_wait(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+// The multiplying warps need more registers than a block of twelve warps has for each; the others
+// need fewer. Called by all four warps of a group.
+__device__ __forceinline__ void take_registers() {
+#if EBB_WGMMA
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+#endif
+}
+__device__ __forceinline__ void give_registers() {
+#if EBB_WGMMA
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+#endif
+}
+inline constexpr int kFull = 1, kDone = 4, kFree = 7, kReady = 9;  // first ids
+
+// How sequences are cut: the same number of segments each, of equal length (the last may be
+// shorter, or empty). ends: what the first pass leaves, f32 [N,segments,HV,rows,K], rows of V and
+// then of M; starts: [N,segments,HV,V,K], transposed states.
+struct Segments {
+  int count = 1;
+  float *ends = nullptr, *starts = nullptr;
+};
+
+// One block's share: a segment of a sequence, a head, 64 columns of V. ENDS: the first pass, where
+// columns from the next multiple of 64 behind V on are the unit vectors of K.
+struct ScanItem {
+  int v0, hv, segment;
+  int64_t sequence;
+  int64_t first, steps;  // chunk of the sequence, how many
+  ChunkWalk walk;
+
+  __device__ __forceinline__ ScanItem(const FastProblem& p, const Segments& segments, bool ends,
+                                      int64_t item)
+      : v0(int(item % tiles(p, ends)) * kFastTile),
+        hv(int(item / tiles(p, ends) % p.value_heads)),
+        segment(int(item / tiles(p, ends) / p.value_heads % segments.count)),
+        sequence(item / tiles(p, ends) / p.value_heads / segments.count),
+        walk(p, sequence) {
+    const int64_t length = (walk.count + segments.count - 1) / segments.count;
+    first = segment * length;
+    const int64_t left = walk.count - first;
+    steps = left < 0 ? 0 : (left < length ? left : length);
+  }
+  __host__ __device__ __forceinline__ static int tiles(const FastProblem& p, bool ends) {
+    const int values = (p.value_dim + kFastTile - 1) / kFastTile;
+    return values + (ends ? (p.key_dim + 63) / 64 : 0);
+  }
+  __host__ __device__ __forceinline__ static int64_t count(const FastProblem& p,
+                                                           const Segments& segments, bool ends) {
+    return p.sequences * segments.count * p.value_heads * tiles(p, ends);
+  }
+  // Of the f32 states [N,HV,K,V].
+  __device__ __forceinline__ int64_t state_at(const FastProblem& p) const {
+    return (sequence * p.value_heads + hv) * p.key_dim * p.value_dim;
+  }
+  // Row 0 of this item's place in Segments::ends or ::starts.
+  __device__ __forceinline__ int64_t segment_row(const FastProblem& p, const Segments& segments,
+                                                 int rows) const {
+    return ((sequence * segments.count + segment) * p.value_heads + hv) * rows;
+  }
+  __device__ __forceinline__ int last_rows() const {
+    const int64_t left = walk.end - walk.begin - (first + steps - 1) * kChunk;
+    return int(left < kChunk ? left : kChunk);
+  }
+};
+
+// The place of a step among `SIZE` buffers.
+struct Turn {
+  int at = 0;
+  template <int SIZE>
+  __device__ __forceinline__ void next(int by = 1) {
+    at += by;
+    if (at >= SIZE) at -= SIZE;
+  }
+};
+
+// The fetching warps. A thread moves 16 bytes of every eighth row of the tiles of every second
+// step.
+template <int SLABS, int STAGES, bool REVERSE>
+struct ScanFetch {
+  static constexpr int64_t kStep = REVERSE ? -2 : 2;
+  ScanShared<SLABS, STAGES>& s;
+  int parity, steps, last_rows;
+  int r, c;                          // first row, column
+  int cols, key_cols;                // of V and of K, from c
+  int64_t key_stride, value_stride;  // of q and k, of v and o
+  const bf16_t *k, *q, *v, *a;       // of the thread's next step
+  const float* gates;
+  int64_t gate_stride;
+
+  __device__ __forceinline__ ScanFetch(const FastProblem& p, const ScanItem& at,
+                                       ScanShared<SLABS, STAGES>& shared, const bf16_t* g_v)
+      : s(shared), steps(int(at.steps)), last_rows(at.last_rows()) {
+    const int thread = int(threadIdx.x) - kMultiplyThreads, t = thread & 63;
+    parity = thread >> 6;
+    r = t / 8, c = t % 8 * 8;
+    cols = p.value_dim - at.v0 - c, key_cols = p.key_dim - c;
+    key_stride = p.key_stride(), value_stride = p.value_stride();
+    const int64_t chunk = at.first + (REVERSE ? at.steps - 1 - parity : parity);
+    const int64_t token = at.walk.begin + chunk * kChunk;
+    const int64_t key = p.key_at(token, at.hv) + r * key_stride + c;
+    k = p.k + key, q = p.q + key;
+    v = g_v + p.value_at(token, at.hv) + at.v0 + r * value_stride + c;
+    a = p.a + (p.row_at(token, at.hv) + r) * 128 + c;
+    gates =
+        reinterpret_cast<const float*>(p.gates + (at.walk.first + chunk) * p.value_heads + at.hv) +
+        4 * t;
+    gate_stride = int64_t(p.value_heads) * kGateFloats;
+  }
+
+  __device__ __forceinline__ void tile(SwizzledTile& tile, const bf16_t* g, int64_t stride,
+                                       int rows) const {
+    bf16_t* to = tile.at(r, c);
+    if (rows == kChunk) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) copy_async(to + 8 * i * 64, g + 8 * i * stride);
+    } else {  // nothing for rows <= 0
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const bool valid = r + 8 * i < rows;
+        copy_async_or_zero(to + 8 * i * 64, valid ? g + 8 * i * stride : p_any(), valid);
+      }
+    }
+  }
+  __device__ __forceinline__ const void* p_any() const { return gates; }  // a valid address
+
+  __device__ __forceinline__ void fetch(int step, ScanInputs<SLABS>& to) {
+    const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
+#pragma unroll
+    for (int j = 0; j < SLABS; ++j)
+      tile(to.k[j], k + 64 * j, key_stride, key_cols > 64 * j ? n : 0);
+    tile(to.v, v, value_stride, cols > 0 ? n : 0);
+    tile(to.a, a, 128, n);
+    tile(to.p, a + 64, 128, n);
+#pragma unroll
+    for (int j = 0; j < SLABS; ++j)
+      tile(to.q[j], q + 64 * j, key_stride, key_cols > 64 * j ? n : 0);
+    if ((int(threadIdx.x) & 63) < kScanGateFloats / 4)
+      copy_async(to.gates + 4 * (int(threadIdx.x) & 63), gates);
+    const int64_t tokens = kStep * kChunk;
+    k += tokens * key_stride, q += tokens * key_stride;
+    v += tokens * value_stride, a += tokens * 128;
+    gates += kStep * gate_stride;
+  }
+  __device__ __forceinline__ void run() {
+    Turn turn;
+    turn.at = parity;
+    for (int step = parity; step < steps; step += 2) {
+      if (step >= STAGES) barrier_wait<192>(kDone + turn.at);  // of step − STAGES
+      fetch(step, s.in[turn.at]);
+      wait_copies();
+      publish_tiles();
+      barrier_arrive<192>(kFull + turn.at);
+      turn.next<STAGES>(2);
+    }
+    // Arrivals that no further step waits for.
+    for (int step = steps - STAGES; step < steps; ++step)
+      if (step >= 0 && ((step + STAGES) & 1) == parity) barrier_wait<192>(kDone + step % STAGES);
+  }
+};
+
+// The storing warps.
+template <int SLABS, int STAGES, bool REVERSE>
+struct ScanStore {
+  static constexpr int64_t kStep = REVERSE ? -1 : 1;
+  ScanShared<SLABS, STAGES>& s;
+  int steps, last_rows, r, c, cols, key_cols;
+  int64_t value_stride, key_dim, value_dim, state_stride;
+  bf16_t *state, *values, *other;  // of the next step; other may be null
+
+  __device__ __forceinline__ ScanStore(const FastProblem& p, const ScanItem& at,
+                                       ScanShared<SLABS, STAGES>& shared, bf16_t* g_states,
+                                       bf16_t* g_values, bf16_t* g_other)
+      : s(shared), steps(int(at.steps)), last_rows(at.last_rows()) {
+    const int t = int(threadIdx.x) & 127;
+    r = t / 8, c = t % 8 * 8;
+    cols = p.value_dim - at.v0 - c, key_cols = p.key_dim - c;
+    value_stride = p.value_stride(), key_dim = p.key_dim, value_dim = p.value_dim;
+    state_stride = int64_t(p.value_heads) * p.key_dim * p.value_dim;
+    const int64_t chunk = at.first + (REVERSE ? at.steps - 1 : 0);
+    const int64_t token = at.walk.begin + chunk * kChunk;
+    state = g_states + p.state_at(at.walk.first + chunk, at.hv) + (at.v0 + r) * key_dim + c;
+    values = g_values + (p.row_at(token, at.hv) + r) * value_dim + at.v0 + c;
+    other = g_other ? g_other + p.value_at(token, at.hv) + at.v0 + r * value_stride + c : nullptr;
+  }
+  __device__ __forceinline__ void put(bf16_t* g, int64_t stride, const SwizzledTile& tile,
+                                      int rows) const {
+    const bf16_t* from = tile.at(r, c);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (r + 16 * i < rows)
+        store_word(reinterpret_cast<uint4*>(g + 16 * i * stride),
+                   *reinterpret_cast<const uint4*>(from + 16 * i * 64));
+  }
+  __device__ __forceinline__ void run() {
+    for (int step = 0; step < steps; ++step) {
+      barrier_wait<256>(kReady + (step & 1));
+      const ScanOutputs<SLABS>& from = s.out[step & 1];
+      const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
+#pragma unroll
+      for (int j = 0; j < SLABS; ++j)
+        if (key_cols > 64 * j) put(state + 64 * j, key_dim, from.state[j], cols + c);
+      if (cols > 0) {
+        put(values, value_dim, from.values, n);
+        if (other) put(other, value_stride, from.other, n);
+      }
+      state += kStep * state_stride;
+      values += kStep * kChunk * value_dim;
+      if (other) other += kStep * kChunk * value_stride;
+      if (step + 2 < steps) barrier_arrive<256>(kFree + (step & 1));
+    }
+  }
+};
+
+// What a segment starts from, transposed: in the first pass zero or a unit vector per column; of
+// one segment the state given by the caller (or zero); else what chain_segments left.
+template <int SLABS, bool ENDS>
+__device__ __forceinline__ void read_start(float (&state)[SLABS][8][4], const FastProblem& p,
+                                           const ScanItem& item, const Segments& segments,
+                                           const float* given, int warp, const Lane& l) {
+  const int v = item.v0 + 16 * warp;
+  if (!ENDS && segments.count == 1) {
+    read_transposed<SLABS>(state, given ? given + item.state_at(p) : nullptr, p.key_dim,
+                           p.value_dim, v, l);
+    return;
+  }
+  const int unit = v - ScanItem::tiles(p, false) * kFastTile;
+  const int64_t row = item.segment_row(p, segments, p.value_dim);
+#pragma unroll
+  for (int n = 0; n < 8 * SLABS; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int k = 8 * n + 2 * l.c + (e & 1), r = l.g + 8 * (e >> 1);
+      float x = 0;
+      if (ENDS)
+        x = unit + r == k ? 1.f : 0.f;
+      else if (k < p.key_dim && v + r < p.value_dim)
+        x = segments.starts[(row + v + r) * p.key_dim + k];
+      state[n / 8][n % 8][e] = x;
+    }
+}
+template <int SLABS>
+__device__ __forceinline__ void write_end(const float (&state)[SLABS][8][4], const FastProblem& p,
+                                          const ScanItem& item, const Segments& segments, int warp,
+                                          const Lane& l) {
+  const int rows = ScanItem::tiles(p, true) * kFastTile, v = item.v0 + 16 * warp;
+  const int64_t row = item.segment_row(p, segments, rows);
+#pragma unroll
+  for (int n = 0; n < 8 * SLABS; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int k = 8 * n + 2 * l.c;
+      if (k < p.key_dim)
+        *reinterpret_cast<float2*>(segments.ends + (row + v + l.g + 8 * half) * p.key_dim + k) = {
+            state[n / 8][n % 8][2 * half], state[n / 8][n % 8][2 * half + 1]};
+    }
+}
+// What a block does: its items one after the other, by role. Each role is a loop of its own, or the
+// compiler would not see which of them has the registers.
+template <bool ENDS, bool REVERSE, class F>
+__device__ __forceinline__ void each_item(const FastProblem& p, const Segments& segments, F&& f) {
+  const int64_t items = ScanItem::count(p, segments, ENDS);
+  for (int64_t at = blockIdx.x; at < items; at += gridDim.x) {
+    const ScanItem item(p, segments, ENDS, at);
+    // Nobody starts from the end of the last segment, in the order of the scan.
+    if (ENDS && item.segment == (REVERSE ? 0 : segments.count - 1)) continue;
+    f(item);
+    asm volatile("bar.sync 0;" ::: "memory");
+  }
+}
+
+// How many segments fill the GPU, and their buffers; one where it is full anyway.
+Segments cut_sequences(const FastProblem& p, Device device, Tensor (&buffers)[2]);
+// Segments::starts from ::ends and the state before the first segment (after the last, in reverse),
+// f32 [N,HV,K,V] or null.
+void chain_segments(const FastProblem& p, const Segments& segments, const float* given,
+                    bool reverse, cudaStream_t stream);
+
+// The multiplying warps write their results: x [16 columns of V, 64 tokens] as left operands, and a
+// transposed state.
+__device__ __forceinline__ void put_values(SwizzledTile& s, const unsigned (&x)[4][4], int warp) {
+  const int lane = int(threadIdx.x) & 31;
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    store_matrices<true>(
+        s.at(16 * k + 8 * (lane >> 4) + (lane & 7), 16 * warp + 8 * ((lane >> 3) & 1)), x[k]);
+}
+template <int SLABS>
+__device__ __forceinline__ void put_state(SwizzledTile (&s)[SLABS],
+                                          const unsigned (&x)[4 * SLABS][4], int warp) {
+  const int lane = int(threadIdx.x) & 31;
+#pragma unroll
+  for (int k = 0; k < 4 * SLABS; ++k)
+    store_matrices<false>(
+        s[k / 4].at(16 * warp + 8 * ((lane >> 3) & 1) + (lane & 7), 16 * (k % 4) + 8 * (lane >> 4)),
+        x[k]);
+}
+template <int SLABS>
+__device__ __forceinline__ void state_as_left(unsigned (&a)[4 * SLABS][4],
+                                              const float (&state)[SLABS][8][4]) {
+#pragma unroll
+  for (int k = 0; k < 4 * SLABS; ++k)
+    as_left(a[k], state[k / 4][2 * k % 8], state[k / 4][2 * k % 8 + 1]);
+}
+template <int SLABS>
+__device__ __forceinline__ void scale_state(float (&state)[SLABS][8][4], float factor) {
+#pragma unroll
+  for (int j = 0; j < SLABS; ++j) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[j][n][e] *= factor;
+    settle(state[j]);
+  }
+}
+template <int SLABS>
+__device__ __forceinline__ void settle_state(float (&state)[SLABS][8][4]) {
+#pragma unroll
+  for (int j = 0; j < SLABS; ++j) settle(state[j]);
+}
+
+// Registers of a [16, 64 tokens] tile scaled token by token.
+__device__ __forceinline__ void scale_tokens(float (&x)[8][4], const float* s_scale, float factor,
+                                             const Lane& l) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float2 f = *reinterpret_cast<const float2*>(s_scale + 8 * n + 2 * l.c);
+    x[n][0] *= factor * f.x, x[n][1] *= factor * f.y;
+    x[n][2] *= factor * f.x, x[n][3] *= factor * f.y;
+  }
+}
+// Left operands [16 columns of V, 64 tokens] of a tile [tokens,V].
+__device__ __forceinline__ void load_values(unsigned (&a)[4][4], const SwizzledTile& s, int warp,
+                                            const Lane& l) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    load_matrices_transposed(a[k], s.at(16 * k + l.low + 8 * l.high, 16 * warp + 8 * l.odd));
+}
+
+template <int SLABS>
+inline constexpr int kScanStages = SLABS == 1 ? 3 : 2;
+
+}  // namespace ebb::gpu::delta
