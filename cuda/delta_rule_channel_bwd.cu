@@ -172,15 +172,18 @@ __global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
 }
 
 template <class T>
-struct GradientShared {
+struct ValueTiles {  // 32 columns of V
   static constexpr int kNarrow = kTileRows * row_length<T>(kScanColumns);
+  T d_o[kNarrow], x[kNarrow], values[kNarrow], state[kNarrow], dstate[kNarrow];
+};
+template <class T>
+struct GradientShared {
   static constexpr int kSquare = kTileRows * kFloatRow;
+  static constexpr int kStages = sizeof(T) == 2 ? 2 : 1;
   double sums[kSubs][64];    // log decays of a sub-chunk
   float scores[2][kSquare];  // dP, dM
   union {                    // one after the other
-    struct {
-      T d_o[kNarrow], x[kNarrow], values[kNarrow], state[kNarrow], dstate[kNarrow];
-    } v;                     // 32 columns of V
+    ValueTiles<T> v[kStages];
     float rows[3][kSquare];  // S dO, S X, D V'; then k∘tail, q∘head, b∘k∘head
   };
   float reads[kSubs][64], kept[kSubs][64];  // sums over a sub-chunk
@@ -190,48 +193,56 @@ struct GradientShared {
   float key_part[2 * kSubs][kSub];          // Σ_d k p over half of the channels
 };
 
-// One tile of 32 columns of V, and what is done with it: dv, dw, v·X by slab 0, <S, D>.
-// TRANSPOSED: the states lie as [V,K].
+// One tile of 32 columns of V. TRANSPOSED: the states lie as [V,K].
 template <class T, bool TRANSPOSED>
 __device__ __forceinline__ void load_value_tiles(const Backward<T>& p, Span span, int64_t chunk,
-                                                 int hv, int slab, int v0, GradientShared<T>& s) {
+                                                 int hv, int slab, int v0, ValueTiles<T>& s) {
   constexpr int ld_v = row_length<T>(kScanColumns);
   const int cols = min(kScanColumns, p.value_dim - v0), width = slab_width(p, slab);
   const int64_t at = p.row_at(span.first, hv) * p.value_dim + v0;
-  load_tile(s.v.d_o, ld_v, kTileRows, kScanColumns, p.d_o + p.value_at(span.first, hv) + v0,
+  load_tile(s.d_o, ld_v, kTileRows, kScanColumns, p.d_o + p.value_at(span.first, hv) + v0,
             p.value_stride(), span.rows, cols);
-  load_tile(s.v.x, ld_v, kTileRows, kScanColumns, p.x + at, p.value_dim, span.rows, cols);
-  load_tile(s.v.values, ld_v, kTileRows, kScanColumns, p.values + at, p.value_dim, span.rows, cols);
+  load_tile(s.x, ld_v, kTileRows, kScanColumns, p.x + at, p.value_dim, span.rows, cols);
+  load_tile(s.values, ld_v, kTileRows, kScanColumns, p.values + at, p.value_dim, span.rows, cols);
   if constexpr (TRANSPOSED) {
     constexpr int ld = row_length<T>(64);
     const int64_t state = p.state_at(chunk, hv) + int64_t(v0) * p.key_dim + 64 * slab;
-    load_tile(s.v.state, ld, kScanColumns, 64, p.states + state, p.key_dim, cols, width);
-    load_tile(s.v.dstate, ld, kScanColumns, 64, p.dstates + state, p.key_dim, cols, width);
+    load_tile(s.state, ld, kScanColumns, 64, p.states + state, p.key_dim, cols, width);
+    load_tile(s.dstate, ld, kScanColumns, 64, p.dstates + state, p.key_dim, cols, width);
   } else {
     const int64_t state = p.state_at(chunk, hv) + int64_t(64 * slab) * p.value_dim + v0;
-    load_tile(s.v.state, ld_v, kTileRows, kScanColumns, p.states + state, p.value_dim, width, cols);
-    load_tile(s.v.dstate, ld_v, kTileRows, kScanColumns, p.dstates + state, p.value_dim, width,
-              cols);
+    load_tile(s.state, ld_v, kTileRows, kScanColumns, p.states + state, p.value_dim, width, cols);
+    load_tile(s.dstate, ld_v, kTileRows, kScanColumns, p.dstates + state, p.value_dim, width, cols);
   }
 }
 
-// A warp has a row of X at a time, a lane one of 32 columns.
+// dv and dw of 32 columns of V, and v·X. A warp has rows w, w+8, ..., a lane one of the columns.
 template <class T>
 __device__ __forceinline__ void value_gradients(const Backward<T>& p, Span span, int hv, int v0,
-                                                GradientShared<T>& s) {
-  const int lane = int(threadIdx.x) & 31;
-  for (int r = int(threadIdx.x) >> 5; r < span.rows; r += kTileThreads / 32) {
+                                                const T* s_x, float* s_value_part) {
+  constexpr int kWarps = kTileThreads / 32, kRows = kTileRows / kWarps;
+  const int lane = int(threadIdx.x) & 31, warp = int(threadIdx.x) >> 5;
+  float v[kRows], w[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int r = warp + kWarps * i;
+    const bool inside = r < span.rows && v0 + lane < p.value_dim;
+    const int64_t at = p.value_at(span.first + r, hv) + v0 + lane;
+    v[i] = inside ? to_float(p.v[at]) : 0.f;
+    w[i] = !inside ? 0.f : p.write ? p.write[at] : p.beta[(span.first + r) * p.value_heads + hv];
+  }
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const int r = warp + kWarps * i;
+    if (r >= span.rows) continue;
     const bool inside = v0 + lane < p.value_dim;
     const int64_t at = p.value_at(span.first + r, hv) + v0 + lane;
-    const float x = to_float(s.v.x[r * row_length<T>(kScanColumns) + lane]);
-    const float v = inside ? to_float(p.v[at]) : 0.f;
-    if (inside && p.dv)
-      p.dv[at] = from_float<T>(
-          (p.write ? p.write[at] : p.beta[(span.first + r) * p.value_heads + hv]) * x);
-    if (inside && p.dwrite) p.dwrite[at] = v * x;
+    const float x = to_float(s_x[r * row_length<T>(kScanColumns) + lane]);
+    if (inside && p.dv) p.dv[at] = from_float<T>(w[i] * x);
+    if (inside && p.dwrite) p.dwrite[at] = v[i] * x;
     if (!p.dbeta) continue;
-    const float sum = warp_sum(v * x);
-    if (lane == 0) s.value_part[r] += sum;
+    const float sum = warp_sum(v[i] * x);
+    if (lane == 0) s_value_part[r] += sum;
   }
 }
 
@@ -249,24 +260,34 @@ __device__ __forceinline__ void products(const Backward<T>& p, Span span, int64_
   // Of one channel, eight columns of 32.
   const int channel = TRANSPOSED ? t & 63 : t >> 2, part = TRANSPOSED ? t >> 6 : t & 3;
   float carry = 0;
-  for (int v0 = 0; v0 < p.value_dim; v0 += kScanColumns) {
-    load_value_tiles<T, TRANSPOSED>(p, span, chunk, hv, slab, v0, s);
+  constexpr int kStages = GradientShared<T>::kStages;
+  load_value_tiles<T, TRANSPOSED>(p, span, chunk, hv, slab, 0, s.v[0]);
+  for (int v0 = 0, stage = 0; v0 < p.value_dim; v0 += kScanColumns, stage = (stage + 1) % kStages) {
+    ValueTiles<T>& now = s.v[stage];
+    const bool more = v0 + kScanColumns < p.value_dim;
     wait_copies();
     __syncthreads();
-    multiply<Stored::rows, Stored::columns>(dp, s.v.d_o, ld_v, s.v.values, ld_v, kScanColumns);
-    multiply<Stored::rows, Stored::columns>(dm, s.v.x, ld_v, s.v.values, ld_v, kScanColumns);
-    multiply<Stored::rows, kStates>(q, s.v.d_o, ld_v, s.v.state, ld_s, kScanColumns);
-    multiply<Stored::rows, kStates>(b, s.v.x, ld_v, s.v.state, ld_s, kScanColumns);
-    multiply<Stored::rows, kStates>(k, s.v.values, ld_v, s.v.dstate, ld_s, kScanColumns);
+    if (more && kStages > 1)
+      load_value_tiles<T, TRANSPOSED>(p, span, chunk, hv, slab, v0 + kScanColumns,
+                                      s.v[(stage + 1) % kStages]);
+    multiply<Stored::rows, Stored::columns>(dp, now.d_o, ld_v, now.values, ld_v, kScanColumns);
+    multiply<Stored::rows, Stored::columns>(dm, now.x, ld_v, now.values, ld_v, kScanColumns);
+    multiply<Stored::rows, kStates>(q, now.d_o, ld_v, now.state, ld_s, kScanColumns);
+    multiply<Stored::rows, kStates>(b, now.x, ld_v, now.state, ld_s, kScanColumns);
+    multiply<Stored::rows, kStates>(k, now.values, ld_v, now.dstate, ld_s, kScanColumns);
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       const int column = part + 4 * e;
       const int at = TRANSPOSED ? column * ld_s + channel : channel * ld_s + column;
-      carry += to_float(s.v.state[at]) * to_float(s.v.dstate[at]);
+      carry += to_float(now.state[at]) * to_float(now.dstate[at]);
     }
-    if (slab == 0) value_gradients(p, span, hv, v0, s);
-    __syncthreads();
+    if (slab == 0) value_gradients(p, span, hv, v0, now.x, s.value_part);
+    if (more && kStages == 1) {
+      __syncthreads();
+      load_value_tiles<T, TRANSPOSED>(p, span, chunk, hv, slab, v0 + kScanColumns, now);
+    }
   }
+  __syncthreads();
   s.carry[part][channel] = carry;
   dp.each(
       [&](int r, int c, float v) { s.scores[0][r * kFloatRow + c] = c <= r ? p.scale * v : 0.f; });
