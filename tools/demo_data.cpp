@@ -1,6 +1,6 @@
 // ebb demo-data: the documents the demo trains on. Three kinds, mixed: short lists of numbers told
-// once and then again and again (recall, densely), needle prompts with few lines of noise and the
-// answer, and pieces of a text. Each document depends on (seed, its number) only.
+// once and then again and again (recall, densely), needle prompts with at most two lines of noise
+// and the answer, and pieces of a text. Each document depends on (seed, its number) only.
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
