@@ -179,6 +179,8 @@ void prepare_chunks(const FastProblem& p, cudaStream_t stream);
 // dq, dk (or their terms), dg and dbeta of every chunk, from X and the states.
 void chunk_gradients(const FastBackward& p, cudaStream_t stream);
 
+// Whether the device has the shared memory of the scans.
+bool scans_fit(Device device);
 // Whether these kernels take the problem.
 bool fast_path(const DeltaRuleProblem& p);
 DeltaRuleSaved fast_fwd(const DeltaRuleProblem& p, const Tensor& o, const Tensor& ht);

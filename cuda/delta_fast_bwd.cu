@@ -46,9 +46,9 @@ __device__ __forceinline__ void scale_left(unsigned (&to)[4][4], const unsigned 
 // By the warps that multiply; Dᵀ in registers. Per chunk, from the last: 1 dV' = τ K D + Pᵀ dO; D
 // out meanwhile. 2 X = Aᵀ dV'. 3 D = γ_n D + Qᵀ (scale γ dO) − Kᵀ (γ β X); X and dv = β X out
 // meanwhile. At the end: 4 dh0. ENDS: the state only, written for chain_segments.
-template <int SLABS, int STAGES, bool ENDS>
+template <int SLABS, bool ENDS>
 __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const Segments& segments,
-                             ScanShared<SLABS, STAGES>& s) {
+                             ScanShared<SLABS, 2>& s) {
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4];
@@ -56,16 +56,16 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
   Turn turn;
   for (int step = 0; step < int(item.steps); ++step) {
     barrier_wait<192>(kFull + turn.at);
-    const ScanInputs<SLABS>& now = s.in[turn.at];
+    const ScanInputs<SLABS, 2>& now = s.in[turn.at];
     ScanOutputs<SLABS>& results = s.out[step & 1];
     unsigned da[4 * SLABS][4], doa[4][4], dos[4][4], dva[4][4], xa[4][4], xs[4][4];
     state_as_left<SLABS>(da, state);  // 1
     load_values(doa, now.v, warp, l);
     float kd[8][4], dv[8][4];
     warpgroup_begin();
-    multiply_rows<true>(kd, da, now.k[0]);
+    multiply_rows<true>(kd, da, now.k()[0]);
 #pragma unroll
-    for (int j = 1; j < SLABS; ++j) multiply_rows(kd, da + 4 * j, now.k[j]);
+    for (int j = 1; j < SLABS; ++j) multiply_rows(kd, da + 4 * j, now.k()[j]);
     multiply_columns<true>(dv, doa, now.p);
     warpgroup_commit();
     scale_left(dos, doa, now.gamma(), p.scale, l);
@@ -93,8 +93,8 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     warpgroup_begin();
 #pragma unroll
     for (int j = 0; j < SLABS; ++j) {
-      multiply_columns(state[j], dos, now.q[j]);
-      multiply_columns(state[j], xs, now.k[j]);
+      multiply_columns(state[j], dos, now.q()[j]);
+      multiply_columns(state[j], xs, now.k()[j]);
     }
     warpgroup_commit();
     if (!ENDS) {
@@ -107,7 +107,7 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     warpgroup_wait<0>();
     settle_state<SLABS>(state);
     barrier_arrive<192>(kDone + turn.at);
-    turn.next<STAGES>();
+    turn.next<ScanShared<SLABS, 2>::kStages>();
   }
   if (ENDS)
     write_end<SLABS>(state, p, item, segments, warp, l);
@@ -116,34 +116,26 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
                             item.v0 + 16 * warp, l);
 }
 
-template <int SLABS, int STAGES, bool ENDS>
+template <int SLABS, bool ENDS>
 __global__ void __launch_bounds__(kScanThreads, 1)
     reverse_kernel(FastBackward p, Segments segments) {
-  auto& s = swizzled_shared<ScanShared<SLABS, STAGES>>();
-  if (threadIdx.x < kMultiplyThreads) {
-    take_registers();
-    each_item<ENDS, true>(p, segments, [&](const ScanItem& item) {
-      reverse_scan<SLABS, STAGES, ENDS>(p, item, segments, s);
-    });
-  } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
-    give_registers();
-    each_item<ENDS, true>(p, segments, [&](const ScanItem& item) {
-      ScanFetch<SLABS, STAGES, true>(p, item, s, p.d_o).run();
-    });
-  } else {
-    give_registers();
-    each_item<ENDS, true>(p, segments, [&](const ScanItem& item) {
-      if (!ENDS) ScanStore<SLABS, STAGES, true>(p, item, s, p.dstates, p.x, p.dv).run();
-    });
-  }
+  auto& s = swizzled_shared<ScanShared<SLABS, 2>>();
+  run_scan<SLABS, 2, ENDS, true>(
+      p, segments, s,
+      [&](const ScanItem& item) { reverse_scan<SLABS, ENDS>(p, item, segments, s); },
+      [&](const ScanItem& item, int64_t token, int64_t chunk) {
+        return gated_source(p, p.d_o, item.hv, token, chunk);
+      },
+      [&](const ScanItem& item) {
+        ScanStore<SLABS, 2, true>(p, item, s, p.dstates, p.x, p.dv).run();
+      });
 }
 
 template <int SLABS, bool ENDS>
 void launch_reverse(const FastBackward& p, const Segments& segments, cudaStream_t stream) {
-  constexpr int kStages = kScanStages<SLABS>;
-  launch_fast<ScanShared<SLABS, kStages>>(reverse_kernel<SLABS, kStages, ENDS>, kScanThreads,
-                                          grid_of(ScanItem::count(p, segments, ENDS)), stream, p,
-                                          segments);
+  launch_fast<ScanShared<SLABS, 2>>(reverse_kernel<SLABS, ENDS>, kScanThreads,
+                                    grid_of(ScanItem::count(p, segments, ENDS)), stream, p,
+                                    segments);
 }
 
 }  // namespace

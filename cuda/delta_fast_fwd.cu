@@ -29,9 +29,9 @@ __device__ __forceinline__ void combine_values(unsigned (&ya)[4][4], float (&y)[
 // By the warps that multiply. Per chunk: 1 K S and Q S; S out meanwhile. 2 Y = β (V − γ K S).
 // 3 V' = A Y. 4 S = γ_n S + Kᵀ (τ V'), and o = scale γ Q S + P V'; V' out meanwhile, then o. At the
 // end: 5 ht. ENDS: the state only, written for chain_segments.
-template <int SLABS, int STAGES, bool ENDS>
+template <int SLABS, bool ENDS>
 __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments& segments,
-                     ScanShared<SLABS, STAGES>& s, float* ht) {
+                     ScanShared<SLABS, 2>& s, float* ht) {
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4];
@@ -39,20 +39,20 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
   Turn turn;
   for (int step = 0; step < int(item.steps); ++step) {
     barrier_wait<192>(kFull + turn.at);
-    const ScanInputs<SLABS>& now = s.in[turn.at];
+    const ScanInputs<SLABS, 2>& now = s.in[turn.at];
     ScanOutputs<SLABS>& results = s.out[step & 1];
     unsigned sa[4 * SLABS][4], v[4][4], ya[4][4], va[4][4];
     state_as_left<SLABS>(sa, state);  // 1
     float y[8][4], out[8][4];
     warpgroup_begin();
-    multiply_rows<true>(y, sa, now.k[0]);
+    multiply_rows<true>(y, sa, now.k()[0]);
 #pragma unroll
-    for (int j = 1; j < SLABS; ++j) multiply_rows(y, sa + 4 * j, now.k[j]);
+    for (int j = 1; j < SLABS; ++j) multiply_rows(y, sa + 4 * j, now.k()[j]);
     warpgroup_commit();
     if (!ENDS) {
-      multiply_rows<true>(out, sa, now.q[0]);
+      multiply_rows<true>(out, sa, now.q()[0]);
 #pragma unroll
-      for (int j = 1; j < SLABS; ++j) multiply_rows(out, sa + 4 * j, now.q[j]);
+      for (int j = 1; j < SLABS; ++j) multiply_rows(out, sa + 4 * j, now.q()[j]);
       warpgroup_commit();
       if (step >= 2) barrier_wait<256>(kFree + (step & 1));
       put_state<SLABS>(results.state, sa, warp);
@@ -73,7 +73,7 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
     values_as_left(ya, vp);
     warpgroup_begin();  // 4
 #pragma unroll
-    for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], ya, now.k[j]);
+    for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], ya, now.k()[j]);
     warpgroup_commit();
     if (!ENDS) {
       scale_tokens(out, now.gamma(), p.scale, l);
@@ -92,7 +92,7 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
       put_values(results.other, va, warp);
       barrier_arrive<256>(kReady + (step & 1));
     }
-    turn.next<STAGES>();
+    turn.next<ScanShared<SLABS, 2>::kStages>();
   }
   if (ENDS)
     write_end<SLABS>(state, p, item, segments, warp, l);
@@ -101,49 +101,35 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
                             item.v0 + 16 * warp, l);
 }
 
-template <int SLABS, int STAGES, bool ENDS>
+template <int SLABS, bool ENDS>
 __global__ void __launch_bounds__(kScanThreads, 1)
     scan_kernel(FastProblem p, Segments segments, bf16_t* o, float* ht) {
-  auto& s = swizzled_shared<ScanShared<SLABS, STAGES>>();
-  if (threadIdx.x < kMultiplyThreads) {
-    take_registers();
-    each_item<ENDS, false>(p, segments, [&](const ScanItem& item) {
-      scan<SLABS, STAGES, ENDS>(p, item, segments, s, ht);
-    });
-  } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
-    give_registers();
-    each_item<ENDS, false>(p, segments, [&](const ScanItem& item) {
-      ScanFetch<SLABS, STAGES, false>(p, item, s, p.v).run();
-    });
-  } else {
-    give_registers();
-    each_item<ENDS, false>(p, segments, [&](const ScanItem& item) {
-      if (!ENDS) ScanStore<SLABS, STAGES, false>(p, item, s, p.states, p.values, o).run();
-    });
-  }
+  auto& s = swizzled_shared<ScanShared<SLABS, 2>>();
+  run_scan<SLABS, 2, ENDS, false>(
+      p, segments, s, [&](const ScanItem& item) { scan<SLABS, ENDS>(p, item, segments, s, ht); },
+      [&](const ScanItem& item, int64_t token, int64_t chunk) {
+        return gated_source(p, p.v, item.hv, token, chunk);
+      },
+      [&](const ScanItem& item) {
+        ScanStore<SLABS, 2, false>(p, item, s, p.states, p.values, o).run();
+      });
 }
 
 template <int SLABS, bool ENDS>
 void launch_scan(const FastProblem& p, const Segments& segments, bf16_t* o, float* ht,
                  cudaStream_t stream) {
-  constexpr int kStages = kScanStages<SLABS>;
-  launch_fast<ScanShared<SLABS, kStages>>(scan_kernel<SLABS, kStages, ENDS>, kScanThreads,
-                                          grid_of(ScanItem::count(p, segments, ENDS)), stream, p,
-                                          segments, o, ht);
+  launch_fast<ScanShared<SLABS, 2>>(scan_kernel<SLABS, ENDS>, kScanThreads,
+                                    grid_of(ScanItem::count(p, segments, ENDS)), stream, p,
+                                    segments, o, ht);
 }
 
 }  // namespace
 
 bool fast_path(const DeltaRuleProblem& p) {
   const auto aligned = [](const Tensor& t) {
-    return !t.defined() || reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
+    return reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
   };
-  if (!p.v.on_cuda() || p.v.dtype() != DType::bf16) return false;
-  int shared = 0;  // bytes a block may have
-  cuda_check(
-      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, p.v.device().index),
-      "device attribute");
-  return size_t(shared) >= sizeof(ScanShared<2, kScanStages<2>>) && p.chunk >= kChunk &&
+  return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
          p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0 && aligned(p.q) &&
          aligned(p.k) && aligned(p.v);
 }

@@ -576,7 +576,7 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
     prepare<T>(p, Prepare::operands, stream);
     if constexpr (sizeof(T) == 2)
       if (fast) {
-        channel_fast_reverse(p, stream);
+        channel_fast_reverse(p, device, stream);
         launch_tiles<GradientShared<T>>(gradient_kernel<T, true>, p.chunks * hv * slabs, stream, p);
         return;
       }

@@ -20,25 +20,42 @@ namespace ebb::gpu::delta {
 inline constexpr int kMultiplyThreads = 128, kFetchThreads = 128, kStoreThreads = 128;
 inline constexpr int kScanThreads = kMultiplyThreads + kFetchThreads + kStoreThreads;
 
-template <int SLABS>
+// Two scans exist: with a decay per head (KEYS = 2: k, q), and with one per channel (KEYS = 3: the
+// operands k for the erasing, q for the reading and k for the writing that
+// delta_rule_channel.cu has multiplied with their decays).
+template <int SLABS, int KEYS>
 struct ScanInputs {
-  SwizzledTile k[SLABS], q[SLABS], a, p, v;  // v: V or dO
-  float gates[kScanGateFloats];
+  SwizzledTile keys[KEYS][SLABS], a, p, v;  // v: V or dO
+  // With a decay per head γ, τ, β, γ_n; else γ_n by channel and β.
+  float numbers[KEYS == 2 ? kScanGateFloats : 64 * SLABS + kChunk];
 
-  __device__ __forceinline__ const float* gamma() const { return gates; }
-  __device__ __forceinline__ const float* tail() const { return gates + kChunk; }
-  __device__ __forceinline__ const float* beta() const { return gates + 2 * kChunk; }
-  __device__ __forceinline__ float total() const { return gates[3 * kChunk]; }
+  __device__ __forceinline__ const SwizzledTile (&k() const)[SLABS] { return keys[0]; }
+  __device__ __forceinline__ const SwizzledTile (&q() const)[SLABS] { return keys[1]; }
+  __device__ __forceinline__ const SwizzledTile (&kept() const)[SLABS] { return keys[KEYS - 1]; }
+  __device__ __forceinline__ const float* gamma() const { return numbers; }
+  __device__ __forceinline__ const float* tail() const { return numbers + kChunk; }
+  __device__ __forceinline__ const float* beta() const { return numbers + 2 * kChunk; }
+  __device__ __forceinline__ float total() const { return numbers[3 * kChunk]; }
 };
 template <int SLABS>
 struct ScanOutputs {
   SwizzledTile state[SLABS];   // [V,K]
   SwizzledTile values, other;  // [tokens,V]
 };
-template <int SLABS, int STAGES>
+template <int SLABS, int KEYS>
 struct ScanShared {
-  ScanInputs<SLABS> in[STAGES];
+  static constexpr int kStages = SLABS == 1 ? 3 : 2;
+  ScanInputs<SLABS, KEYS> in[kStages];
   ScanOutputs<SLABS> out[2];
+};
+
+// What a scan reads, at one token and chunk of a head.
+template <int KEYS>
+struct ScanSource {
+  const bf16_t *keys[KEYS], *v, *a, *p;
+  const float* numbers;
+  int64_t key_stride, value_stride, pair_stride, number_stride;  // the last from chunk to chunk
+  int number_count;
 };
 
 // Named barriers between the 128 multiplying threads and THREADS − 128 others.
@@ -80,7 +97,7 @@ struct ScanItem {
   int64_t first, steps;  // chunk of the sequence, how many
   ChunkWalk walk;
 
-  __device__ __forceinline__ ScanItem(const FastProblem& p, const Segments& segments, bool ends,
+  __device__ __forceinline__ ScanItem(const Problem<bf16_t>& p, const Segments& segments, bool ends,
                                       int64_t item)
       : v0(int(item % tiles(p, ends)) * kFastTile),
         hv(int(item / tiles(p, ends) % p.value_heads)),
@@ -92,20 +109,20 @@ struct ScanItem {
     const int64_t left = walk.count - first;
     steps = left < 0 ? 0 : (left < length ? left : length);
   }
-  __host__ __device__ __forceinline__ static int tiles(const FastProblem& p, bool ends) {
+  __host__ __device__ __forceinline__ static int tiles(const Problem<bf16_t>& p, bool ends) {
     const int values = (p.value_dim + kFastTile - 1) / kFastTile;
     return values + (ends ? (p.key_dim + 63) / 64 : 0);
   }
-  __host__ __device__ __forceinline__ static int64_t count(const FastProblem& p,
+  __host__ __device__ __forceinline__ static int64_t count(const Problem<bf16_t>& p,
                                                            const Segments& segments, bool ends) {
     return p.sequences * segments.count * p.value_heads * tiles(p, ends);
   }
   // Of the f32 states [N,HV,K,V].
-  __device__ __forceinline__ int64_t state_at(const FastProblem& p) const {
+  __device__ __forceinline__ int64_t state_at(const Problem<bf16_t>& p) const {
     return (sequence * p.value_heads + hv) * p.key_dim * p.value_dim;
   }
   // Row 0 of this item's place in Segments::ends or ::starts.
-  __device__ __forceinline__ int64_t segment_row(const FastProblem& p, const Segments& segments,
+  __device__ __forceinline__ int64_t segment_row(const Problem<bf16_t>& p, const Segments& segments,
                                                  int rows) const {
     return ((sequence * segments.count + segment) * p.value_heads + hv) * rows;
   }
@@ -125,38 +142,40 @@ struct Turn {
   }
 };
 
+// Where an item begins: its first chunk, in reverse its last, and `back` steps from there.
+template <bool REVERSE>
+__device__ __forceinline__ int64_t chunk_of_step(const ScanItem& item, int step) {
+  return item.first + (REVERSE ? item.steps - 1 - step : step);
+}
+
 // The fetching warps. A thread moves 16 bytes of every eighth row of the tiles of every second
 // step.
-template <int SLABS, int STAGES, bool REVERSE>
+template <int SLABS, int KEYS, bool REVERSE>
 struct ScanFetch {
   static constexpr int64_t kStep = REVERSE ? -2 : 2;
-  ScanShared<SLABS, STAGES>& s;
-  int parity, steps, last_rows;
-  int r, c;                          // first row, column
-  int cols, key_cols;                // of V and of K, from c
-  int64_t key_stride, value_stride;  // of q and k, of v and o
-  const bf16_t *k, *q, *v, *a;       // of the thread's next step
-  const float* gates;
-  int64_t gate_stride;
+  static constexpr int kStages = ScanShared<SLABS, KEYS>::kStages;
+  ScanShared<SLABS, KEYS>& s;
+  ScanSource<KEYS> from;  // the thread's place in its next step
+  int steps, last_rows;
+  int parity, r, c;    // of steps; first row, column
+  int cols, key_cols;  // of V and of K, from c
 
-  __device__ __forceinline__ ScanFetch(const FastProblem& p, const ScanItem& at,
-                                       ScanShared<SLABS, STAGES>& shared, const bf16_t* g_v)
-      : s(shared), steps(int(at.steps)), last_rows(at.last_rows()) {
+  // at(token, chunk): the source there.
+  template <class At>
+  __device__ __forceinline__ ScanFetch(const Problem<bf16_t>& p, const ScanItem& item,
+                                       ScanShared<SLABS, KEYS>& shared, At&& at)
+      : s(shared), steps(int(item.steps)), last_rows(item.last_rows()) {
     const int thread = int(threadIdx.x) - kMultiplyThreads, t = thread & 63;
     parity = thread >> 6;
     r = t / 8, c = t % 8 * 8;
-    cols = p.value_dim - at.v0 - c, key_cols = p.key_dim - c;
-    key_stride = p.key_stride(), value_stride = p.value_stride();
-    const int64_t chunk = at.first + (REVERSE ? at.steps - 1 - parity : parity);
-    const int64_t token = at.walk.begin + chunk * kChunk;
-    const int64_t key = p.key_at(token, at.hv) + r * key_stride + c;
-    k = p.k + key, q = p.q + key;
-    v = g_v + p.value_at(token, at.hv) + at.v0 + r * value_stride + c;
-    a = p.a + (p.row_at(token, at.hv) + r) * 128 + c;
-    gates =
-        reinterpret_cast<const float*>(p.gates + (at.walk.first + chunk) * p.value_heads + at.hv) +
-        4 * t;
-    gate_stride = int64_t(p.value_heads) * kGateFloats;
+    cols = p.value_dim - item.v0 - c, key_cols = p.key_dim - c;
+    const int64_t chunk = chunk_of_step<REVERSE>(item, parity);
+    from = at(item.walk.begin + chunk * kChunk, item.walk.first + chunk);
+#pragma unroll
+    for (int i = 0; i < KEYS; ++i) from.keys[i] += r * from.key_stride + c;
+    from.v += item.v0 + r * from.value_stride + c;
+    from.a += r * from.pair_stride + c, from.p += r * from.pair_stride + c;
+    from.numbers += 4 * t;
   }
 
   __device__ __forceinline__ void tile(SwizzledTile& tile, const bf16_t* g, int64_t stride,
@@ -165,62 +184,68 @@ struct ScanFetch {
     if (rows == kChunk) {
 #pragma unroll
       for (int i = 0; i < 8; ++i) copy_async(to + 8 * i * 64, g + 8 * i * stride);
-    } else {  // nothing for rows <= 0
+    } else {  // nothing for rows <= 0; any valid address does then
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const bool valid = r + 8 * i < rows;
-        copy_async_or_zero(to + 8 * i * 64, valid ? g + 8 * i * stride : p_any(), valid);
+        const void* source = valid ? static_cast<const void*>(g + 8 * i * stride) : any_;
+        copy_async_or_zero(to + 8 * i * 64, source, valid);
       }
     }
   }
-  __device__ __forceinline__ const void* p_any() const { return gates; }  // a valid address
+  const void* any_ = nullptr;
 
-  __device__ __forceinline__ void fetch(int step, ScanInputs<SLABS>& to) {
+  __device__ __forceinline__ void fetch(int step, ScanInputs<SLABS, KEYS>& to) {
     const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
+    const int t = int(threadIdx.x) & 63;
+    any_ = from.numbers - 4 * t;
+    const auto keys = [&](int i) {
 #pragma unroll
-    for (int j = 0; j < SLABS; ++j)
-      tile(to.k[j], k + 64 * j, key_stride, key_cols > 64 * j ? n : 0);
-    tile(to.v, v, value_stride, cols > 0 ? n : 0);
-    tile(to.a, a, 128, n);
-    tile(to.p, a + 64, 128, n);
+      for (int j = 0; j < SLABS; ++j)
+        tile(to.keys[i][j], from.keys[i] + 64 * j, from.key_stride, key_cols > 64 * j ? n : 0);
+    };
+    keys(0);
+    tile(to.v, from.v, from.value_stride, cols > 0 ? n : 0);
+    tile(to.a, from.a, from.pair_stride, n);
+    tile(to.p, from.p, from.pair_stride, n);
 #pragma unroll
-    for (int j = 0; j < SLABS; ++j)
-      tile(to.q[j], q + 64 * j, key_stride, key_cols > 64 * j ? n : 0);
-    if ((int(threadIdx.x) & 63) < kScanGateFloats / 4)
-      copy_async(to.gates + 4 * (int(threadIdx.x) & 63), gates);
+    for (int i = 1; i < KEYS; ++i) keys(i);
+    if (4 * t < from.number_count) copy_async(to.numbers + 4 * t, from.numbers);
     const int64_t tokens = kStep * kChunk;
-    k += tokens * key_stride, q += tokens * key_stride;
-    v += tokens * value_stride, a += tokens * 128;
-    gates += kStep * gate_stride;
+#pragma unroll
+    for (int i = 0; i < KEYS; ++i) from.keys[i] += tokens * from.key_stride;
+    from.v += tokens * from.value_stride;
+    from.a += tokens * from.pair_stride, from.p += tokens * from.pair_stride;
+    from.numbers += kStep * from.number_stride;
   }
   __device__ __forceinline__ void run() {
     Turn turn;
     turn.at = parity;
     for (int step = parity; step < steps; step += 2) {
-      if (step >= STAGES) barrier_wait<192>(kDone + turn.at);  // of step − STAGES
+      if (step >= kStages) barrier_wait<192>(kDone + turn.at);  // of step − kStages
       fetch(step, s.in[turn.at]);
       wait_copies();
       publish_tiles();
       barrier_arrive<192>(kFull + turn.at);
-      turn.next<STAGES>(2);
+      turn.next<kStages>(2);
     }
     // Arrivals that no further step waits for.
-    for (int step = steps - STAGES; step < steps; ++step)
-      if (step >= 0 && ((step + STAGES) & 1) == parity) barrier_wait<192>(kDone + step % STAGES);
+    for (int step = steps - kStages; step < steps; ++step)
+      if (step >= 0 && ((step + kStages) & 1) == parity) barrier_wait<192>(kDone + step % kStages);
   }
 };
 
 // The storing warps.
-template <int SLABS, int STAGES, bool REVERSE>
+template <int SLABS, int KEYS, bool REVERSE>
 struct ScanStore {
   static constexpr int64_t kStep = REVERSE ? -1 : 1;
-  ScanShared<SLABS, STAGES>& s;
+  ScanShared<SLABS, KEYS>& s;
   int steps, last_rows, r, c, cols, key_cols;
   int64_t value_stride, key_dim, value_dim, state_stride;
   bf16_t *state, *values, *other;  // of the next step; other may be null
 
-  __device__ __forceinline__ ScanStore(const FastProblem& p, const ScanItem& at,
-                                       ScanShared<SLABS, STAGES>& shared, bf16_t* g_states,
+  __device__ __forceinline__ ScanStore(const Problem<bf16_t>& p, const ScanItem& at,
+                                       ScanShared<SLABS, KEYS>& shared, bf16_t* g_states,
                                        bf16_t* g_values, bf16_t* g_other)
       : s(shared), steps(int(at.steps)), last_rows(at.last_rows()) {
     const int t = int(threadIdx.x) & 127;
@@ -228,7 +253,7 @@ struct ScanStore {
     cols = p.value_dim - at.v0 - c, key_cols = p.key_dim - c;
     value_stride = p.value_stride(), key_dim = p.key_dim, value_dim = p.value_dim;
     state_stride = int64_t(p.value_heads) * p.key_dim * p.value_dim;
-    const int64_t chunk = at.first + (REVERSE ? at.steps - 1 : 0);
+    const int64_t chunk = chunk_of_step<REVERSE>(at, 0);
     const int64_t token = at.walk.begin + chunk * kChunk;
     state = g_states + p.state_at(at.walk.first + chunk, at.hv) + (at.v0 + r) * key_dim + c;
     values = g_values + (p.row_at(token, at.hv) + r) * value_dim + at.v0 + c;
@@ -266,7 +291,7 @@ struct ScanStore {
 // What a segment starts from, transposed: in the first pass zero or a unit vector per column; of
 // one segment the state given by the caller (or zero); else what chain_segments left.
 template <int SLABS, bool ENDS>
-__device__ __forceinline__ void read_start(float (&state)[SLABS][8][4], const FastProblem& p,
+__device__ __forceinline__ void read_start(float (&state)[SLABS][8][4], const Problem<bf16_t>& p,
                                            const ScanItem& item, const Segments& segments,
                                            const float* given, int warp, const Lane& l) {
   const int v = item.v0 + 16 * warp;
@@ -291,9 +316,9 @@ __device__ __forceinline__ void read_start(float (&state)[SLABS][8][4], const Fa
     }
 }
 template <int SLABS>
-__device__ __forceinline__ void write_end(const float (&state)[SLABS][8][4], const FastProblem& p,
-                                          const ScanItem& item, const Segments& segments, int warp,
-                                          const Lane& l) {
+__device__ __forceinline__ void write_end(const float (&state)[SLABS][8][4],
+                                          const Problem<bf16_t>& p, const ScanItem& item,
+                                          const Segments& segments, int warp, const Lane& l) {
   const int rows = ScanItem::tiles(p, true) * kFastTile, v = item.v0 + 16 * warp;
   const int64_t row = item.segment_row(p, segments, rows);
 #pragma unroll
@@ -309,7 +334,8 @@ __device__ __forceinline__ void write_end(const float (&state)[SLABS][8][4], con
 // What a block does: its items one after the other, by role. Each role is a loop of its own, or the
 // compiler would not see which of them has the registers.
 template <bool ENDS, bool REVERSE, class F>
-__device__ __forceinline__ void each_item(const FastProblem& p, const Segments& segments, F&& f) {
+__device__ __forceinline__ void each_item(const Problem<bf16_t>& p, const Segments& segments,
+                                          F&& f) {
   const int64_t items = ScanItem::count(p, segments, ENDS);
   for (int64_t at = blockIdx.x; at < items; at += gridDim.x) {
     const ScanItem item(p, segments, ENDS, at);
@@ -320,11 +346,52 @@ __device__ __forceinline__ void each_item(const FastProblem& p, const Segments& 
   }
 }
 
+// With a decay per head; v is V or dO.
+__device__ __forceinline__ ScanSource<2> gated_source(const FastProblem& p, const bf16_t* v, int hv,
+                                                      int64_t token, int64_t chunk) {
+  const int64_t key = p.key_at(token, hv);
+  const bf16_t* a = p.a + p.row_at(token, hv) * 2 * kChunk;
+  return {{p.k + key, p.q + key},
+          v + p.value_at(token, hv),
+          a,
+          a + kChunk,
+          reinterpret_cast<const float*>(p.gates + chunk * p.value_heads + hv),
+          p.key_stride(),
+          p.value_stride(),
+          2 * kChunk,
+          int64_t(p.value_heads) * kGateFloats,
+          kScanGateFloats};
+}
+
+// A scan's kernel by roles: multiply(item), and for the others source(item)(token, chunk) and
+// store(item), which runs a ScanStore.
+template <int SLABS, int KEYS, bool ENDS, bool REVERSE, class Multiply, class Source, class Store>
+__device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segments& segments,
+                                         ScanShared<SLABS, KEYS>& s, Multiply&& multiply,
+                                         Source&& source, Store&& store) {
+  if (threadIdx.x < kMultiplyThreads) {
+    take_registers();
+    each_item<ENDS, REVERSE>(p, segments, multiply);
+  } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
+    give_registers();
+    each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
+      ScanFetch<SLABS, KEYS, REVERSE>(p, item, s, [&](int64_t token, int64_t chunk) {
+        return source(item, token, chunk);
+      }).run();
+    });
+  } else {
+    give_registers();
+    each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
+      if (!ENDS) store(item);
+    });
+  }
+}
+
 // How many segments fill the GPU, and their buffers; one where it is full anyway.
-Segments cut_sequences(const FastProblem& p, Device device, Tensor (&buffers)[2]);
+Segments cut_sequences(const Problem<bf16_t>& p, Device device, Tensor (&buffers)[2]);
 // Segments::starts from ::ends and the state before the first segment (after the last, in reverse),
 // f32 [N,HV,K,V] or null.
-void chain_segments(const FastProblem& p, const Segments& segments, const float* given,
+void chain_segments(const Problem<bf16_t>& p, const Segments& segments, const float* given,
                     bool reverse, cudaStream_t stream);
 
 // The multiplying warps write their results: x [16 columns of V, 64 tokens] as left operands, and a
@@ -387,8 +454,5 @@ __device__ __forceinline__ void load_values(unsigned (&a)[4][4], const SwizzledT
   for (int k = 0; k < 4; ++k)
     load_matrices_transposed(a[k], s.at(16 * k + l.low + 8 * l.high, 16 * warp + 8 * l.odd));
 }
-
-template <int SLABS>
-inline constexpr int kScanStages = SLABS == 1 ? 3 : 2;
 
 }  // namespace ebb::gpu::delta

@@ -10,7 +10,7 @@ constexpr int kRows = 16, kThreads = 256;
 // transposed states, M as [unit vector, K], f32. 1 store the start; 2 M to shared memory by 64
 // rows; 3 the product, a thread having one channel of K and every fourth (second) row.
 __global__ void __launch_bounds__(kThreads)
-    chain_kernel(FastProblem p, Segments segments, const float* given, bool reverse) {
+    chain_kernel(Problem<bf16_t> p, Segments segments, const float* given, bool reverse) {
   __shared__ float s_start[kRows][129];
   const int key_dim = p.key_dim, v0 = int(blockIdx.x) * kRows, hv = int(blockIdx.y);
   const int end_rows = ScanItem::tiles(p, true) * kFastTile;
@@ -64,7 +64,14 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-Segments cut_sequences(const FastProblem& p, Device device, Tensor (&buffers)[2]) {
+bool scans_fit(Device device) {
+  int shared = 0;  // bytes a block may have
+  cuda_check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index),
+             "device attribute");
+  return size_t(shared) >= sizeof(ScanShared<2, 3>);
+}
+
+Segments cut_sequences(const Problem<bf16_t>& p, Device device, Tensor (&buffers)[2]) {
   Segments segments;
   const int64_t heads = p.sequences * p.value_heads, processors = multiprocessors(device);
   if (heads == 0 || p.chunks == 0) return segments;
@@ -83,7 +90,7 @@ Segments cut_sequences(const FastProblem& p, Device device, Tensor (&buffers)[2]
   return segments;
 }
 
-void chain_segments(const FastProblem& p, const Segments& segments, const float* given,
+void chain_segments(const Problem<bf16_t>& p, const Segments& segments, const float* given,
                     bool reverse, cudaStream_t stream) {
   const dim3 grid(unsigned(ceil_div(p.value_dim, kRows)), unsigned(p.value_heads),
                   unsigned(std::min<int64_t>(p.sequences, 65535)));
