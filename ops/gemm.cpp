@@ -180,27 +180,33 @@ void multiply(const Tensor& a, const Tensor& b, const Tensor& c, Beta beta) {
   dispatch_batches(g, dims, c.device());
 }
 
-}  // namespace
-
-void matmul_into(const Tensor& a, const Tensor& b, const Tensor& c, Beta beta) {
-  check_operands(a, b, c);
-  if (c.numel() == 0) return;
+void write_product(const Tensor& a, const Tensor& b, const Tensor& c, Beta beta) {
   if (a.size(-1) == 0) {
     if (beta == Beta::zero) c.zero_();
     return;
   }
   const Layout l = layout_of(c);
   if (l.usable && l.transposed)
-    return matmul_into(b.transpose(-1, -2), a.transpose(-1, -2), c.transpose(-1, -2), beta);
+    return write_product(b.transpose(-1, -2), a.transpose(-1, -2), c.transpose(-1, -2), beta);
   if (!l.usable) {
     const Tensor dense = beta == Beta::one ? c.clone() : Tensor::empty_like(c);
-    matmul_into(a, b, dense, beta);
+    write_product(a, b, dense, beta);
     c.copy_(dense);
     return;
   }
   // Inner strides are put right before expanding, so that a broadcast operand is copied once.
   multiply(expand_batch(usable(a), c), expand_batch(usable(b), c), c, beta);
-  c.bump_version();
+}
+
+}  // namespace
+
+void matmul_into(const Tensor& a, const Tensor& b, const Tensor& c, Beta beta) {
+  check_operands(a, b, c);
+  if (c.numel() == 0) return;
+  c.bump_version();  // before anything is written: read-only memory is refused here
+  check(!c.may_overlap_itself(), "{}: product into {} with strides {}, whose elements overlap",
+        current_op(), c.shape(), c.strides());
+  write_product(a, b, c, beta);
 }
 
 Cost gemm_cost(int64_t batch, int64_t m, int64_t n, int64_t k, DType operands, DType result) {

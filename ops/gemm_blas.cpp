@@ -4,6 +4,7 @@
 // product changes the last bits of the result; tiles that depend on the sizes alone do not, and
 // batches of small products and large products share one loop without oversubscribing the cores.
 #include <cblas.h>
+#include <omp.h>
 
 #include <algorithm>
 #include <memory>
@@ -13,6 +14,7 @@
 
 // Whichever BLAS is linked: its own threads are switched off.
 extern "C" {
+[[gnu::weak]] int openblas_get_parallel();  // 0 no threads, 1 its own, 2 OpenMP's
 [[gnu::weak]] void openblas_set_num_threads(int n);
 [[gnu::weak]] void MKL_Set_Num_Threads(int n);
 [[gnu::weak]] void bli_thread_set_num_threads(long n);
@@ -21,9 +23,31 @@ extern "C" {
 namespace ebb {
 namespace {
 
+bool blas_uses_openmp() {
+  static const bool yes = openblas_get_parallel && openblas_get_parallel() == 2;
+  return yes;
+}
+
+// OpenBLAS on OpenMP takes as many threads as OpenMP would, whatever it was set to (and its setter
+// is OpenMP's own): outside a parallel region one thread has to be asked for at each call.
+class OneThread {
+ public:
+  OneThread() : before_(blas_uses_openmp() && !omp_in_parallel() ? omp_get_max_threads() : 0) {
+    if (before_) omp_set_num_threads(1);
+  }
+  ~OneThread() {
+    if (before_) omp_set_num_threads(before_);
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
+
 void make_blas_single_threaded() {
   static const bool done = [] {
-    if (openblas_set_num_threads) openblas_set_num_threads(1);
+    if (openblas_set_num_threads && !blas_uses_openmp()) openblas_set_num_threads(1);
     if (MKL_Set_Num_Threads) MKL_Set_Num_Threads(1);
     if (bli_thread_set_num_threads) bli_thread_set_num_threads(1);
     return true;
@@ -35,18 +59,22 @@ CBLAS_TRANSPOSE flag(const GemmOperand& o) { return o.transposed ? CblasTrans : 
 
 void blas_gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const float* a, int lda,
                const float* b, int ldb, float beta, float* c, int ldc) {
+  const OneThread one;
   cblas_sgemm(CblasRowMajor, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 void blas_gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int m, int n, int k, const double* a,
                int lda, const double* b, int ldb, double beta, double* c, int ldc) {
+  const OneThread one;
   cblas_dgemm(CblasRowMajor, ta, tb, m, n, k, 1, a, lda, b, ldb, beta, c, ldc);
 }
 void blas_gemv(CBLAS_TRANSPOSE t, int rows, int cols, const float* a, int lda, const float* x,
                int incx, float* y, int incy) {
+  const OneThread one;
   cblas_sgemv(CblasRowMajor, t, rows, cols, 1, a, lda, x, incx, 1, y, incy);
 }
 void blas_gemv(CBLAS_TRANSPOSE t, int rows, int cols, const double* a, int lda, const double* x,
                int incx, double* y, int incy) {
+  const OneThread one;
   cblas_dgemv(CblasRowMajor, t, rows, cols, 1, a, lda, x, incx, 1, y, incy);
 }
 
@@ -72,11 +100,13 @@ Tiles tiles_for(const Gemm& g) {
     return t.count_m * t.count_n * g.batch;
   };
   const auto too_few = [&] { return count() < (t.m * t.n > kSquare ? kWanted : kWanted / 2); };
-  while (too_few() && t.m * t.n > kSquare / 2 && t.m * t.n * g.k > (int64_t(1) << 23))
+  const bool long_k = g.k >= 2 * kLeastPart;  // parts of K make tasks more cheaply than small tiles
+  const int64_t least = long_k ? kSquare : kSquare / 2;
+  while (too_few() && t.m * t.n > least && t.m * t.n * g.k > (int64_t(1) << 23))
     (t.m > t.n ? t.m : t.n) = (std::max(t.m, t.n) + 1) / 2;
   t.m = even_share(g.m, t.m), t.n = even_share(g.n, t.n);
   const int64_t tasks = count();
-  if (tasks < kWanted && g.k >= 2 * kLeastPart) {
+  if (tasks < kWanted && long_k) {
     t.parts = std::min((kWanted + tasks - 1) / tasks, g.k / kLeastPart);
     t.k = (g.k + t.parts - 1) / t.parts;
     t.parts = (g.k + t.k - 1) / t.k;

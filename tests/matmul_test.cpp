@@ -93,6 +93,37 @@ TEST(MatmulInto, ZeroBetaNeverReadsTheResult) {
   }
 }
 
+// Rows further apart than BLAS's 32-bit leading dimensions can say.
+TEST(MatmulInto, LeadingDimensionsBeyond32Bits) {
+  Draw draw(3);
+  const Tensor a = draw.normal({2, 3}), b = draw.normal({3, 4}), wide = draw.normal({2, 4});
+  const Tensor far_a = far_copy(a), far_wide = far_copy(wide);
+  if (!far_a || !far_wide) GTEST_SKIP() << "no 32 GB of address space";
+  const auto product = [](const Tensor& x, const Tensor& y) {
+    const Tensor c = Tensor::empty({x.size(0), y.size(1)}, DType::f64);
+    matmul_into(x, y, c);
+    return c;
+  };
+  EXPECT_TRUE(bitwise_equal(product(far_a, b), product(a, b)));
+  EXPECT_TRUE(bitwise_equal(product(b.transpose(0, 1), far_a.transpose(0, 1)),
+                            product(b.transpose(0, 1), a.transpose(0, 1))));
+  EXPECT_TRUE(
+      bitwise_equal(product(a.transpose(0, 1), far_wide), product(a.transpose(0, 1), wide)));
+}
+
+// The thread setter of an OpenBLAS built on OpenMP is OpenMP's own: the first product must not set
+// the whole process to one thread.
+const int kThreadsAtStart = omp_get_max_threads();
+
+TEST(MatmulInto, LeavesTheNumberOfThreadsAlone) {
+  for (const int64_t n : {1, 8, 700}) {
+    const Tensor a = Tensor::full({n, n}, 1), c = Tensor::zeros({n, n});
+    matmul_into(a, a, c);
+    matmul_into(a, a.slice(1, 0, 1), c.slice(1, 0, 1));
+    EXPECT_EQ(omp_get_max_threads(), kThreadsAtStart) << n;
+  }
+}
+
 TEST(MatmulInto, ThreadCountDoesNotChangeBits) {
   const int threads = omp_get_max_threads();
   for (const auto& [m, n, k] : {std::array<int64_t, 3>{600, 700, 130},
