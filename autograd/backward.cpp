@@ -154,8 +154,9 @@ class Walk {
 
   static void add_to_leaf(Slot& slot, const Tensor& gradient, bool fresh) {
     if (slot.grad.defined()) {
-      // Someone may have set a gradient of another layout or type.
-      if (!slot.grad.is_contiguous() || slot.grad.dtype() != slot.grad_dtype)
+      // Someone may have set a gradient of another layout or type, or one in a mapped file.
+      if (!slot.grad.is_contiguous() || slot.grad.dtype() != slot.grad_dtype ||
+          slot.grad.storage()->owner)
         slot.grad = dense_copy(slot.grad, slot.grad_dtype);
       detail::add_into(slot.grad, gradient);
       slot.grad.bump_version();
@@ -304,6 +305,8 @@ InnerGradients backward_inside(std::span<const Var> roots, std::span<const Tenso
 }
 
 void add_into(const Tensor& dst, const Tensor& src) {
+  check(dst.shape() == src.shape(), "backward: a gradient of {} added to one of {}", src.shape(),
+        dst.shape());
   const Tensor term = src.to(dst.device());
   if (dst.numel() == 0) return;
   if constexpr (kWithCuda)

@@ -102,6 +102,8 @@ Tensor BackwardContext::accumulator(int input) const {
   // Hooks want to see the gradient by itself, so no adding in place then.
   if (!s || !s->is_leaf() || !s->hooks.empty() || !s->grad.defined()) return {};
   if (s->grad.dtype() != s->grad_dtype || !s->grad.is_contiguous()) return {};
+  if (s->grad.shape() != s->shape || s->grad.device() != s->device) return {};
+  if (s->grad.storage()->owner) return {};  // read-only: backward() adds to a copy
   return s->grad;
 }
 

@@ -26,6 +26,16 @@ void Parameter::set_master(Tensor master) const {
   if (shadowed) enable_shadow();
 }
 
+void Parameter::set_grad(Tensor g) const {
+  if (g.defined()) {
+    check(g.shape() == master().shape() && is_float(g.dtype()),
+          "parameter: gradient {} of {}, the master is {}", g.shape(), g.dtype(), master().shape());
+    check(g.device() == master().device(), "parameter: gradient on {}, the master on {}",
+          g.device(), master().device());
+  }
+  state_->slot->grad = std::move(g);
+}
+
 void Parameter::enable_shadow() const {
   state_->shadow = state_->master.to(DType::bf16);
   state_->slot->dtype = DType::bf16;

@@ -16,7 +16,7 @@ class Parameter {
   bool defined() const { return state_ != nullptr; }
   const Tensor& master() const { return state_->master; }
   Tensor grad() const { return state_->slot->grad; }  // undefined until a backward pass
-  void set_grad(Tensor g) const { state_->slot->grad = std::move(g); }
+  void set_grad(Tensor g) const;  // of the master's shape and device; undefined: none
   void zero_grad() const { state_->slot->grad = Tensor(); }
   const Tensor& shadow() const { return state_->shadow; }  // undefined without bf16 training
   // Operators that read this parameter in f32 always (conv kernels) opt out of bf16 training.

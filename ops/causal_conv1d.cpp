@@ -117,6 +117,8 @@ Tensor causal_conv1d_step(const Tensor& x, const Tensor& weight, const Tensor& b
   const bool rows = state.numel() == 0 || state.select(0, 0).is_contiguous();
   check(rows, "{}: the state's rows [{},{}] must be dense, strides are {}", op, d, w.size(1),
         state.strides());
+  check(!state.may_overlap_itself(), "{}: the state's rows overlap, strides are {}", op,
+        state.strides());
   const Tensor token = x.contiguous(), y = Tensor::empty(x.shape(), x.dtype(), x.device());
   const bool silu = activation == ConvActivation::silu;
   state.bump_version();

@@ -84,11 +84,11 @@ Tensor gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, 
   const Tensor o = Tensor::empty(v.shape(), v.dtype(), v.device());
   const Tensor in[] = {q.contiguous(), k.contiguous(), v.contiguous(), g.contiguous(),
                        beta.contiguous()};
+  state.bump_version();  // before writing: read-only memory is refused here
   if (kWithCuda && q.on_cuda())
     gpu::gated_delta_rule_step(in[0], in[1], in[2], in[3], in[4], state, scale, o);
   else
     cpu::gated_delta_rule_step(in[0], in[1], in[2], in[3], in[4], state, scale, o);
-  state.bump_version();
   return o;
 }
 

@@ -49,7 +49,8 @@ DeltaRuleOutput gated_delta_rule(const Var& q, const Var& k, const Var& v, const
                                  const DeltaRuleOptions& options = {});
 
 // One token of decoding, nothing recorded: q, k [B,H,K], v [B,HV,V], g, beta [B,HV], and the state
-// [B,HV,K,V] (f32; f64 beside f64; dense), which is updated in place. Returns o [B,HV,V].
+// [B,HV,K,V] (f32; f64 beside f64; dense), which is updated in place. Returns o [B,HV,V]. A
+// positive g is an Error on the CPU, before the state is touched.
 Tensor gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                              const Tensor& beta, const Tensor& state, double scale);
 

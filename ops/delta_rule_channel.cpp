@@ -103,11 +103,11 @@ Tensor channel_step(const char* op, const Tensor& q, const Tensor& k, const Tens
     if (t->defined()) *t = t->unsqueeze(1);
   p.scale = scale;
   const Tensor o = Tensor::empty(v.shape(), v.dtype(), v.device());
+  state.bump_version();  // before writing: read-only memory is refused here
   if (kWithCuda && o.on_cuda())
     gpu::channel_delta_rule_step(p, state, o);
   else
     cpu::channel_delta_rule_step(p, state, o);
-  state.bump_version();
   return o;
 }
 

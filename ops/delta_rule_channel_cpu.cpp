@@ -153,6 +153,7 @@ DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& p, const Tensor& o
 }
 
 void channel_delta_rule_step(const DeltaRuleProblem& p, const Tensor& state, const Tensor& o) {
+  check_decays(p.erase ? "gdn2_step" : "kda_step", p.g.select(1, 0));
   if (p.v.dtype() == DType::f64)
     step<double>(p, state, o);
   else

@@ -148,6 +148,7 @@ DeltaRuleSaved gated_delta_rule_fwd(const DeltaRuleProblem& p, const Tensor& o, 
 
 void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                            const Tensor& beta, const Tensor& state, double scale, const Tensor& o) {
+  check_decays("gated_delta_rule_step", g);
   if (v.dtype() == DType::f64)
     step<double>(q, k, v, g, beta, state, scale, o);
   else

@@ -8,14 +8,11 @@
 namespace ebb {
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
-  size_t bytes = size_t(item_size(dtype));
-  for (int64_t d : shape) {
-    check(d >= 0, "tensor: negative size in shape {}", shape);
-    check(!__builtin_mul_overflow(bytes, size_t(d), &bytes) && bytes <= size_t(INT64_MAX),
-          "tensor: shape {} of {} overflows 64-bit sizes", shape, dtype);
-  }
+  int64_t bytes = 0;
+  check(!__builtin_mul_overflow(checked_numel("tensor", shape), item_size(dtype), &bytes),
+        "tensor: shape {} of {} overflows 64-bit sizes", shape, dtype);
   Tensor t;
-  t.storage_ = allocate(bytes, device);
+  t.storage_ = allocate(size_t(bytes), device);
   t.shape_ = shape;
   t.strides_ = dense_strides(shape);
   t.dtype_ = dtype;
@@ -138,7 +135,8 @@ Tensor Tensor::to(DType dtype, Device device) const {
 }
 
 const Tensor& Tensor::copy_(const Tensor& src) const {
-  bump_version();
+  check(defined(), "{}: in-place change of an undefined tensor", current_op());
+  check(src.defined(), "{}: copy of an undefined tensor", current_op());
   copy(*this, src.shape() == shape_ ? src : src.expand(shape_));
   return *this;
 }

@@ -188,6 +188,14 @@ std::vector<OpRow> delta_rule_rows(Draw& draw) {
                                                 1);
                         },
                         "^gated_delta_rule_step: state is \\[1,4,6,8\\], want \\[1,4,8,6\\]"});
+  row.errors.push_back({"step_positive",
+                        [] {
+                          gated_delta_rule_step(Tensor::zeros({1, 2, 8}), Tensor::zeros({1, 2, 8}),
+                                                Tensor::zeros({1, 4, 6}), Tensor::full({1, 4}, 0.5),
+                                                Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 8, 6}),
+                                                1);
+                        },
+                        "^gated_delta_rule_step: g\\[0,0\\] = 0.5 is positive"});
   return {row};
 }
 

@@ -266,6 +266,13 @@ std::vector<OpRow> delta_rule_channel_rows(Draw& draw) {
                                    Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 6, 8}), 1);
                         },
                         "^kda_step: state is \\[1,4,6,8\\], want \\[1,4,8,6\\]"});
+  row.errors.push_back({"step_positive",
+                        [] {
+                          kda_step(Tensor::zeros({1, 2, 8}), Tensor::zeros({1, 2, 8}),
+                                   Tensor::zeros({1, 4, 6}), Tensor::full({1, 4, 8}, 0.5),
+                                   Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 8, 6}), 1);
+                        },
+                        "^kda_step: g\\[0,0,0\\] = 0.5 is positive"});
   return {row};
 }
 
