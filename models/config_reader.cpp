@@ -1,6 +1,7 @@
 #include "models/config_reader.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "tensor/check.h"
 
@@ -72,9 +73,11 @@ void ConfigReader::read(const std::string& key, int64_t* out) {
   seen_.insert(key);
   if (!has(key)) return;
   const json& v = object_.at(key);
-  if (v.is_number_integer())
+  const bool beyond = v.is_number_unsigned() && v.get<uint64_t>() > uint64_t(INT64_MAX);
+  if (v.is_number_integer() && !beyond)
     *out = v.get<int64_t>();
-  else if (v.is_number_float() && v.get<double>() == double(int64_t(v.get<double>())))
+  else if (v.is_number_float() && std::abs(v.get<double>()) <= 0x1p53 &&
+           v.get<double>() == std::floor(v.get<double>()))
     *out = int64_t(v.get<double>());
   else
     error(key, fmt::format("want a whole number, got {}", v.dump()));

@@ -127,7 +127,7 @@ std::vector<Var> split(const Var& x, int dim, const std::vector<int64_t>& sizes)
   std::vector<Tensor> parts;
   int64_t at = 0;
   for (int64_t n : sizes) {
-    check(n >= 0 && at + n <= x.size(dim), "split: parts [{}] of dimension {} of x {}",
+    check(n >= 0 && n <= x.size(dim) - at, "split: parts [{}] of dimension {} of x {}",
           fmt::join(sizes, ","), dim, x.shape());
     parts.push_back(x.value().slice(dim, at, at + n));
     at += n;
@@ -179,7 +179,8 @@ Var concat(const std::vector<Var>& parts, int dim) {
     check(rest == parts[0].shape(), "concat: parts {} and {} differ outside dimension {}",
           parts[0].shape(), p.shape(), dim);
     sizes.push_back(p.size(dim));
-    shape[dim] += p.size(dim);
+    check(!__builtin_add_overflow(shape[dim], p.size(dim), &shape[dim]),
+          "concat: the parts overflow 64-bit sizes");
   }
   const Tensor y = Tensor::empty(shape, parts[0].dtype(), parts[0].device());
   int64_t at = 0;
@@ -216,7 +217,9 @@ Var pad(const Var& x, int dim, int64_t before, int64_t after, double value) {
   check(before >= 0 && after >= 0, "pad: {} before and {} after", before, after);
   const int64_t n = x.size(dim);
   Shape shape = x.shape();
-  shape[dim] = before + n + after;
+  check(!__builtin_add_overflow(before, n, &shape[dim]) &&
+            !__builtin_add_overflow(shape[dim], after, &shape[dim]),
+        "pad: {} before and {} after x {} overflow 64-bit sizes", before, after, x.shape());
   const Tensor y = Tensor::empty(shape, x.dtype(), x.device());
   y.slice(dim, 0, before).fill_(value);
   y.slice(dim, before + n, before + n + after).fill_(value);
@@ -232,7 +235,8 @@ Var repeat_interleave(const Var& x, int dim, int64_t n) {
   check(n >= 1, "repeat_interleave: {} repeats", n);
   Shape apart = x.shape(), joined = x.shape();
   apart.insert(dim + 1, n);
-  joined[dim] *= n;
+  check(!__builtin_mul_overflow(joined[dim], n, &joined[dim]),
+        "repeat_interleave: x {} and {} repeats overflow 64-bit sizes", x.shape(), n);
   const Tensor y = x.value().unsqueeze(dim + 1).expand(apart).reshape(joined);
   return move("repeat_interleave", x, y, [apart, dim, shape = x.shape()](const Tensor& dy) {
     Shape one = apart;
@@ -255,6 +259,10 @@ Var to_device(const Var& x, Device device) {
   if (x.device() == device) return x;
   return move("to_device", x, x.value().to(device),
               [d = x.device()](const Tensor& dy) { return dy.to(d); });
+}
+
+Cost movement_cost(int64_t elements, DType from, DType to) {
+  return {double(elements) * double(item_size(from) + item_size(to)), 0};
 }
 
 }  // namespace ebb

@@ -55,7 +55,10 @@ Json parse_header(const std::string& path, const char* text, size_t bytes) {
   // nlohmann keeps the last of equal keys; here that is a defect.
   std::vector<std::set<std::string>> open;
   std::string duplicate;
-  const auto watch = [&](int, Json::parse_event_t event, Json& value) {
+  // header, entry, shape: anything deeper is a defect, and quoting it in a message would recurse.
+  constexpr int kMaxDepth = 3;
+  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
+    expect(depth <= kMaxDepth, path, "the header is nested too deeply");
     if (event == Json::parse_event_t::object_start) open.emplace_back();
     if (event == Json::parse_event_t::object_end) open.pop_back();
     if (event == Json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second)

@@ -28,11 +28,15 @@ std::string Shape::str() const { return fmt::format("[{}]", fmt::join(begin(), e
 
 int64_t checked_numel(const char* what, const Shape& shape) {
   int64_t n = 1;
+  bool empty = false;
   for (const int64_t d : shape) {
     check(d >= 0, "{}: negative size in shape {}", what, shape);
-    check(!__builtin_mul_overflow(n, d, &n), "{}: shape {} overflows 64-bit sizes", what, shape);
+    // Sizes of 0 are left out, so that no order of the sizes overflows: strides are products too.
+    empty |= d == 0;
+    check(d == 0 || !__builtin_mul_overflow(n, d, &n), "{}: shape {} overflows 64-bit sizes", what,
+          shape);
   }
-  return n;
+  return empty ? 0 : n;
 }
 
 Shape dense_strides(const Shape& shape) {

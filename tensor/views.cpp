@@ -112,6 +112,7 @@ Shape resolve(const Shape& want, int64_t numel, const Shape& have) {
   if (infer >= 0 && known > 0 && numel % known == 0) out[infer] = numel / known;
   const bool fits = infer < 0 ? known == numel : out[infer] >= 0;
   check(fits, "view: {} elements of {} do not fit {}", numel, have, want);
+  checked_numel("view", out);
   return out;
 }
 

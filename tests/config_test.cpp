@@ -31,6 +31,14 @@ TEST(Config, EveryMistakeIsListedWithPathAndSuggestion) {
     EXPECT_NE(m.find(want), std::string::npos) << want << " in\n" << m;
 }
 
+TEST(Config, NumbersBeyondTheirRangeAreRefused) {
+  for (const json& steps : {json(1e300), json(-1e300), json(18446744073709551615u), json(0.5)})
+    EXPECT_NE(mistakes({{"model", {{"preset", "gdn-100m"}}}, {"steps", steps}})
+                  .find("/steps: want a whole number"),
+              std::string::npos)
+        << steps;
+}
+
 TEST(Config, ModelSectionIsStrict) {
   EXPECT_NE(mistakes({{"model", {{"preset", "gdn-100m"}, {"num_head", 3}}}})
                 .find("/model/num_head: unknown; did you mean num_heads?"),

@@ -282,6 +282,11 @@ TEST(Views, SizesBeyond64BitsAreRefused) {
   EXPECT_THROW(Tensor::zeros({1}).expand({-1}), Error);
   EXPECT_THROW(Tensor::zeros({4}).view({big, big, big}), Error);
   EXPECT_EQ(Tensor::zeros({1}).expand({big}).numel(), big);
+  // Also where nothing is held: strides are products of the sizes, too.
+  EXPECT_THROW(Tensor::empty({0, big, big}), Error);
+  EXPECT_THROW(Tensor::empty({big, big, 0}), Error);
+  EXPECT_THROW(Tensor::zeros({0}).view({0, big, big}), Error);
+  EXPECT_THROW(Tensor::zeros({0}).view({big, 0, big}), Error);
 }
 
 }  // namespace
