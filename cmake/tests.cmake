@@ -16,10 +16,12 @@ set(EBB_UNIT_TESTS
   event_test.cpp
   file_test.cpp
   gradcheck_test.cpp
+  large_cpu_test.cpp
   memory_test.cpp
   optimizer_test.cpp
   random_test.cpp
   report_test.cpp
+  read_only_test.cpp
   safetensors_test.cpp
   tensor_test.cpp
   tokenizer_test.cpp
@@ -30,6 +32,7 @@ set(EBB_OP_TESTS
   delta_rule_channel_test.cpp
   delta_rule_test.cpp
   known_faults_conv_test.cpp
+  known_faults_ops_test.cpp
   loss_test.cpp
   matmul_test.cpp
   norm_properties.cpp

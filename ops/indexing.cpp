@@ -171,4 +171,10 @@ Var gather(const Var& x, int dim, const Tensor& index) {
   })[0];
 }
 
+Cost indexing_cost(Pass pass, const Shape& x, int64_t picked, int64_t indices, DType dtype) {
+  const double n = double(picked), item = double(item_size(dtype)), ids = 8 * double(indices);
+  if (pass == Pass::forward) return {2 * n * item + ids, 0};
+  return {n * item + double(x.numel()) * double(item_size(accumulate_type(dtype))) + ids, n};
+}
+
 }  // namespace ebb

@@ -7,12 +7,16 @@
 // of their indices, in f32 (f64 for f64), so reruns are bitwise equal.
 #pragma once
 #include "autograd/var.h"
+#include "ops/cost.h"
 
 namespace ebb {
 
 Var index_select(const Var& x, int dim, const Tensor& ids /*[M]*/);
 // index has x's shape except along dim.
 Var gather(const Var& x, int dim, const Tensor& index);
+
+// Picking `picked` of x's elements by `indices` indices. Backward writes the whole gradient of x.
+Cost indexing_cost(Pass pass, const Shape& x, int64_t picked, int64_t indices, DType dtype);
 
 // Kernels see dense x [outer,n,inner], y [outer,m,inner] and i64 indices [m] or [outer,m,inner].
 // dx is zero on entry and has the accumulate type.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/var.h"
+#include "ops/cost.h"
 
 namespace ebb {
 
@@ -31,5 +32,8 @@ Var pad(const Var& x, int dim, int64_t before, int64_t after, double value = 0);
 Var repeat_interleave(const Var& x, int dim, int64_t n);  // each entry n times: grouped heads
 Var cast(const Var& x, DType dtype);                      // gradients come back in x's dtype
 Var to_device(const Var& x, Device device);               // gradients come back on x's device
+
+// Of those that copy: `elements` read and written. Views cost nothing.
+Cost movement_cost(int64_t elements, DType from, DType to);
 
 }  // namespace ebb

@@ -126,6 +126,53 @@ TEST_P(GoldenModel, RecomputationChangesNoGradient) {
 INSTANTIATE_TEST_SUITE_P(Delta, GoldenModel,
                          ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda"));
 
+// Known faults B44, B48: gates, norms and biases stay f32 in bf16 training and do not decay; all
+// that is left is matrices, embeddings and convolution kernels.
+TEST_P(GoldenModel, GatesAndNormsStayF32AndDoNotDecay) {
+  const auto model = load_model(folder());
+  model->enable_bf16();
+  int gates = 0, norms = 0, matrices = 0;
+  for (const NamedParameter& p : model->named_parameters()) {
+    const auto is = [&](const char* part) { return p.name.find(part) != std::string::npos; };
+    const bool gate = is("A_log") || is("dt_bias"), norm = is("norm");
+    if (gate || norm || is("bias")) {
+      EXPECT_FALSE(p.parameter.shadow().defined()) << p.name;
+      EXPECT_EQ(p.decay, WeightDecay::off) << p.name;
+    } else {
+      EXPECT_EQ(p.decay, WeightDecay::on) << p.name;
+      EXPECT_GE(p.shape.size(), 2) << p.name;
+    }
+    EXPECT_EQ(p.parameter.master().dtype(), DType::f32) << p.name;
+    gates += gate, norms += norm, matrices += p.decay == WeightDecay::on;
+  }
+  const int layers = int(model->layers());
+  EXPECT_EQ(gates, 2 * layers);
+  EXPECT_EQ(norms, 3 * layers + 1);  // before mixer and MLP, the mixer's own, the last
+  EXPECT_GE(matrices, 10 * layers);
+}
+
+// Known fault B28: padding on the left, cut off as a sequence of its own, whatever the batch size.
+TEST_P(GoldenModel, LeftPaddingDoesNotLeak) {
+  const NoGrad off;
+  const auto model = load_model(folder());
+  const Tensor ids = SafeTensors(folder() + "/io.safetensors").get("input_ids").slice(0, 0, 1);
+  const Tensor tokens = ids.slice(1, 0, 7);
+  const Tensor want = model->logits(model->hidden(tokens)).value();
+  for (const int64_t batch : {1, 2}) {
+    const Tensor padded = Tensor::zeros({batch, 12}, DType::i64);
+    std::vector<int64_t> cu{0};
+    for (int64_t b = 0; b < batch; ++b) {
+      padded.slice(0, b, b + 1).slice(1, 5, 12).copy_(tokens);
+      padded.slice(0, b, b + 1).slice(1, 0, 5).copy_(ids.slice(1, 20, 25));
+      cu.push_back(12 * b + 5);
+      cu.push_back(12 * b + 12);
+    }
+    const Tensor got = model->logits(model->hidden(padded, SeqLayout::packed(cu))).value();
+    for (int64_t b = 0; b < batch; ++b)
+      EXPECT_LE(relative_error(got.slice(0, b, b + 1).slice(1, 5, 12), want), 1e-5) << batch;
+  }
+}
+
 TEST(Model, PresetHasThePaperCount) {
   EXPECT_EQ(make_model(preset("gdn-100m"))->parameter_count(), 103'789'528);
   EXPECT_EQ(make_model(preset("kda-100m"))->parameter_count(), 101'690'476);

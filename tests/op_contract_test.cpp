@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tensor/check.h"
+#include "tensor/file.h"
 #include "tests/op_harness.h"
 
 namespace ebb::testing {
@@ -37,6 +38,17 @@ TEST_P(OpContract, StridesDoNotMatter) {
   const RunResult dense = run_case(c(), {});
   expect_close("strided", run_case(c(), {.strided_inputs = true, .strided_upstream = true}), dense,
                1e-12, 1e-12);
+}
+
+TEST_P(OpContract, OffsetsBeyond32BitsDoNotMatter) {
+  int64_t rows = 1;
+  for (const OpInput& in : c().inputs)
+    if (in.value.defined() && in.value.dim() > 1)
+      rows = std::max(rows, in.value.numel() / std::max<int64_t>(1, in.value.shape().back()));
+  if (rows > 20'000) return;  // a page of memory each
+  if (!far_copy(Tensor::zeros({2, 1}, DType::f64)).defined())
+    GTEST_SKIP() << "no 16 GB of address space";
+  expect_close("far rows", run_case(c(), {.far_rows = true}), run_case(c(), {}), 1e-12, 1e-12);
 }
 
 TEST_P(OpContract, AnySubsetOfGradients) {
@@ -82,6 +94,13 @@ TEST(OpTable, ErrorsNameOpAndReason) {
       }
     }
   }
+}
+
+TEST(OpTable, EveryOpStatesItsCost) {
+  std::stringstream listed(EBB_OP_LIST);
+  for (std::string op; listed >> op;)
+    EXPECT_NE(read_file(EBB_OPS_FOLDER "/" + op + ".h").find("_cost("), std::string::npos)
+        << op << ": bytes and FLOPs belong into its header";
 }
 
 TEST(OpTable, EveryOpHasARow) {

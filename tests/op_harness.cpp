@@ -1,8 +1,10 @@
 #include "tests/op_harness.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cstdlib>
+#include <cstring>
 
 #include "autograd/tape.h"
 #include "tensor/check.h"
@@ -42,6 +44,29 @@ Tensor strided_copy(const Tensor& t) {
   return view;
 }
 
+Tensor far_copy(const Tensor& t) {
+  constexpr int64_t kFar = (int64_t(1) << 31) + 1000;
+  const int split = t.dim() > 1 ? t.dim() - 1 : 0;  // one dimension: its elements are the rows
+  const int64_t rows = t.shape().first(t.dim() > 1 ? split : t.dim()).numel();
+  if (t.numel() == 0 || rows < 2) return t;
+  const int64_t width = t.numel() / rows, apart = (kFar / (rows - 1) / 16 + 1) * 16 + width;
+  Shape strides = dense_strides(t.shape());
+  for (int d = 0; d < t.dim(); ++d)
+    if (d < split || t.dim() == 1) strides[d] = strides[d] / width * apart;
+  const size_t bytes = size_t(((rows - 1) * apart + width) * item_size(t.dtype()));
+  void* p = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) return {};
+  const auto owner = std::shared_ptr<void>(p, [bytes](void* q) { ::munmap(q, bytes); });
+  const Tensor far = Tensor::wrap(borrow(p, bytes, owner), t.dtype(), t.shape(), strides, 0);
+  const Tensor dense = t.contiguous();  // written by hand: what copies is under test
+  const size_t row_bytes = size_t(width * item_size(t.dtype()));
+  for (int64_t i = 0; i < rows; ++i)
+    std::memcpy(static_cast<char*>(p) + size_t(i * apart * item_size(t.dtype())),
+                static_cast<const char*>(dense.raw()) + size_t(i) * row_bytes, row_bytes);
+  return far;
+}
+
 std::vector<Tensor> rounded_inputs(const OpCase& c, DType dtype) {
   std::vector<Tensor> out;
   for (const OpInput& in : c.inputs) {
@@ -63,6 +88,7 @@ RunResult run_case(const OpCase& c, const RunOptions& options) {
     }
     Tensor t = values[i].to(input_dtype(c.inputs[i], options.dtype), options.device);
     if (options.strided_inputs) t = strided_copy(t);
+    if (options.far_rows) t = far_copy(t);
     const bool want = c.gradients && c.inputs[i].differentiable && is_float(t.dtype()) &&
                       (options.wanted.empty() || options.wanted[i]);
     in.push_back(want ? Var::leaf(t) : Var(t));
@@ -77,6 +103,7 @@ RunResult run_case(const OpCase& c, const RunOptions& options) {
     Tensor d =
         upstream_for(out[i].value(), options.upstream_seed, i).to(out[i].dtype(), options.device);
     if (options.strided_upstream) d = strided_copy(d);
+    if (options.far_rows) d = far_copy(d);
     roots.push_back(out[i]);
     dy.push_back(d);
   }

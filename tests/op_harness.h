@@ -14,6 +14,7 @@ struct RunOptions {
   DType dtype = DType::f64;       // of float inputs; parameters stay f32 beside bf16
   bool strided_inputs = false;    // inputs as views into larger, permuted buffers
   bool strided_upstream = false;  // upstream gradients likewise
+  bool far_rows = false;          // both: the last row lies beyond element 2^31 (CPU)
   std::vector<bool> wanted = {};  // which inputs want gradients; empty: all differentiable
   uint64_t upstream_seed = 99;
 };
@@ -31,6 +32,10 @@ RunResult exact_case(const OpCase& c, DType rounding);
 
 // The same values behind strides: permuted storage, a step of 2 in the last dimension, an offset.
 Tensor strided_copy(const Tensor& t);
+// The same values with rows (the last dimension) so far apart that the last one lies beyond element
+// 2^31, in memory that is mapped but, between the rows, never touched. The tensor itself where it
+// has only one row. Undefined when the system does not give that much address space.
+Tensor far_copy(const Tensor& t);
 
 // Fails the current test where limits are exceeded.
 void expect_close(const std::string& what, const RunResult& got, const RunResult& want,
