@@ -95,6 +95,7 @@ set(EBB_TOOL_SOURCES
   tools/bench.cpp
   tools/bench_ceilings.cpp
   tools/bench_command.cpp
+  tools/bench_gemm.cpp
   tools/bench_rows.cpp
   tools/bench_rows/gate.cpp
   tools/bench_rows/loss.cpp
@@ -102,6 +103,7 @@ set(EBB_TOOL_SOURCES
   tools/bench_rows/optimizer.cpp
   tools/bench_rows/product.cpp
   tools/bench_rows/recurrence.cpp
+  tools/bench_rows/tensor.cpp
   tools/command.cpp
   tools/demo_data.cpp
   tools/eval_command.cpp

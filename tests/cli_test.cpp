@@ -64,6 +64,18 @@ TEST(Cli, WrongUse) {
     expect_one_line_error(run_ebb(name + " --no-such-flag"), 2, "--no-such-flag");
 }
 
+TEST(Cli, BenchGemm) {
+  const ScratchFolder scratch;
+  const std::string json = scratch.path() + "/gemm.json";
+  const CliResult r = run_ebb("bench gemm --pairs 3 --json " + json);
+  ASSERT_EQ(r.code, 0) << r.err;
+  const auto result = nlohmann::json::parse(read_file(json));
+  EXPECT_GE(result["rows"].size(), 10u);
+  for (const auto& row : result["rows"]) EXPECT_GT(row["speed_ratio"].get<double>(), 0.1) << row;
+  expect_one_line_error(run_ebb("bench gemm --pairs 2"), 2, "pairs");
+  expect_one_line_error(run_ebb("bench gemm --filter nothing"), 1, "--filter 'nothing'");
+}
+
 TEST(Cli, BenchOps) {
   const ScratchFolder scratch;
   const std::string json = scratch.path() + "/results/ops.json";
@@ -81,6 +93,11 @@ TEST(Cli, BenchOps) {
     EXPECT_NEAR(p["gb_per_s"].get<double>(), p["bytes"].get<double>() / ms * 1e-6, 1e-6) << pass;
     EXPECT_NEAR(p["share_of_floor"].get<double>(), p["floor_ms"].get<double>() / ms, 1e-9) << pass;
   }
+  // x, w, y, dy, dx, dw are all there is when dw is made.
+  const auto& memory = result["rows"][0]["memory"];
+  EXPECT_EQ(memory["tensor_bytes"], 4 * 2 * (1024 * 512 + 512 * 1536 + 1024 * 1536));
+  EXPECT_GE(memory["peak_bytes"], memory["tensor_bytes"]);
+  EXPECT_LE(memory["peak_bytes"].get<double>(), 1.5 * memory["tensor_bytes"].get<double>());
   // Twice the multiplications in backward: dx and dw.
   EXPECT_NEAR(result["rows"][0]["backward"]["flops"].get<double>() /
                   result["rows"][0]["forward"]["flops"].get<double>(),

@@ -62,9 +62,10 @@ double median_ms(Device device, int repeats, const std::function<void()>& work) 
 // One row's inputs in several copies, so that consecutive calls touch different memory.
 class RowRunner {
  public:
-  RowRunner(const BenchCase& c, const BenchSettings& settings)
+  // copies = 0: as many as it takes to leave the caches.
+  RowRunner(const BenchCase& c, const BenchSettings& settings, int copies = 0)
       : case_(c), device_(settings.device) {
-    const int copies = copies_for(settings);
+    if (copies == 0) copies = copies_for(settings);
     in_.resize(size_t(copies));
     out_.resize(in_.size());
     dy_.resize(in_.size());
@@ -84,13 +85,29 @@ class RowRunner {
   // The graph of the copy's last forward is kept, so it may be walked any number of times.
   void backward(int call) {
     const size_t i = size_t(call) % in_.size();
-    if (dy_[i].empty())
-      for (size_t j = 0; j < out_[i].size(); ++j) {
-        dy_[i].push_back(Tensor::empty(out_[i][j].shape(), out_[i][j].dtype(), device_));
-        fill_normal(dy_[i].back(), {7, 100 * i + j});
-      }
+    make_upstream(i);
     gradients_[i].clear();
     ebb::backward(out_[i], dy_[i], {.retain = true});
+  }
+
+  // Consumes the graph: the last thing to do with a runner, and with one copy.
+  RowMemory memory() {
+    forward(0);
+    make_upstream(0);
+    drop_outputs();
+    RowMemory m;
+    for (const Var& v : in_[0]) m.tensors += v.value().nbytes();
+    for (const Tensor& dy : dy_[0]) m.tensors += dy.nbytes();
+    m.peak = m.tensors - memory_stats(device_).current;
+    reset_peak_memory(device_);
+    forward(0);
+    ebb::backward(out_[0], dy_[0]);
+    m.peak += memory_stats(device_).peak;
+    for (const Var& v : out_[0]) m.tensors += v.value().nbytes();
+    for (const Tensor& g : gradients_[0]) m.tensors += g.nbytes();
+    for (const Var& v : in_[0])
+      if (v.grad()) m.tensors += v.grad().nbytes();
+    return m;
   }
 
   void drop_outputs() {
@@ -101,6 +118,14 @@ class RowRunner {
   }
 
  private:
+  void make_upstream(size_t i) {
+    if (!dy_[i].empty()) return;
+    for (size_t j = 0; j < out_[i].size(); ++j) {
+      dy_[i].push_back(Tensor::empty(out_[i][j].shape(), out_[i][j].dtype(), device_));
+      fill_normal(dy_[i].back(), {7, 100 * i + j});
+    }
+  }
+
   int copies_for(const BenchSettings& settings) const {
     double bytes = 1;
     for (const BenchInput& in : case_.inputs)
@@ -182,6 +207,7 @@ PassTiming time_backward(RowRunner& row, const BenchSettings& s) {
 RowTiming time_row(const BenchRow& row, const BenchSettings& settings) {
   const BenchCase c = row.make(settings.dtype);
   RowTiming t;
+  if (c.backward) t.memory = RowRunner(c, settings, 1).memory();
   RowRunner runner(c, settings);
   t.copies = runner.copies();
   t.forward = time_forward(runner, settings);

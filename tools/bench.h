@@ -67,10 +67,16 @@ struct PassTiming {
   double ms = 0;        // median; on a GPU of graph replays
   double eager_ms = 0;  // GPU: median of single calls, launches included; 0 where not measured
 };
+// Of one forward and backward pass, everything released as early as the tape allows.
+struct RowMemory {
+  int64_t tensors = 0;  // bytes of inputs, results, upstream gradients and gradients
+  int64_t peak = 0;     // the most in use at once, those included
+};
 struct RowTiming {
   PassTiming forward, backward;
   bool has_backward = false;
-  int copies = 0;  // of the inputs, visited in turn
+  int copies = 0;         // of the inputs, visited in turn
+  RowMemory memory = {};  // where there is a backward pass
 };
 RowTiming time_row(const BenchRow& row, const BenchSettings& settings);
 

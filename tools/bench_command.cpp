@@ -79,6 +79,7 @@ nlohmann::json run_row(const BenchRow& row, const BenchSettings& settings,
     const double backward = floor_ms(t.backward.cost, ceilings, settings.dtype);
     print_pass(row, "bwd", t.backward, backward);
     r["backward"] = pass_record(t.backward, backward);
+    r["memory"] = {{"tensor_bytes", t.memory.tensors}, {"peak_bytes", t.memory.peak}};
   }
   return r;
 }
@@ -145,6 +146,7 @@ void add_bench(CLI::App& app) {
   ops->add_option("--json", o->json, "Also write the results to this file");
   ops->add_flag("--list", o->list, "Only list the rows");
   ops->callback([o] { run_bench_ops(*o); });
+  add_bench_gemm(*bench);
 }
 
 }  // namespace ebb::tools
