@@ -99,6 +99,11 @@ TEST(GradcheckCommand, CommandLine) {
   const CliResult bad = run_ebb("gradcheck --filter '('");
   EXPECT_EQ(bad.code, 2);
   EXPECT_TRUE(contains(bad.err, "is not a regular expression"));
+  for (const char* value : {"nan", "0", "-1", "1", "x"}) {
+    const CliResult r = run_ebb(std::string("gradcheck --tolerance ") + value);
+    EXPECT_EQ(r.code, 2) << value;
+    EXPECT_TRUE(contains(r.err, "--tolerance")) << r.err;
+  }
   const ScratchFolder scratch;
   const std::string file = scratch.path() + "/gradcheck.json";
   EXPECT_EQ(run_ebb("gradcheck --filter '^rms_norm/' --json " + file).code, 0);

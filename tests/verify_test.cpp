@@ -1,4 +1,5 @@
 // `ebb verify` must notice what is wrong with a case, and say so with its exit code.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -137,6 +138,37 @@ TEST_F(Verify, SkipsByName) {
   const CliResult none = verify("--filter no_such_op");
   EXPECT_EQ(none.code, 1);
   EXPECT_NE(none.err.find("nothing was verified"), std::string::npos) << none.err;
+}
+
+TEST_F(Verify, LinksAreFollowedOnce) {
+  write_changed("", [](auto&) {});
+  fs::create_directory_symlink("..", scratch_.path() + "/ops/up");
+  fs::create_directory_symlink("nowhere", scratch_.path() + "/ops/dangling");
+  fs::create_directory_symlink("self", scratch_.path() + "/ops/self");
+  const CliResult r = verify();
+  EXPECT_EQ(r.code, 0) << r.err;
+  EXPECT_NE(r.out.find("1 passed, 0 failed, 0 skipped"), std::string::npos) << r.out;
+}
+
+// Whatever byte of a case is damaged: a comparison, or one line that names the file.
+TEST_F(Verify, AnyDamageIsAResult) {
+  const std::string good = read_file(kCase);
+  const size_t header = 8 + size_t(uint8_t(good[0])) + 256 * size_t(uint8_t(good[1]));
+  write_changed("", [](auto&) {});
+  int files = 0;
+  for (size_t i = 0; i < header; i += 7, ++files) {
+    std::string bad = good;
+    bad[i] = char(bad[i] ^ (1 << (i % 8)));
+    write_file_atomically(path("rms_norm", fmt::format("damaged_{}", i)), bad);
+    write_file_atomically(path("rms_norm", fmt::format("cut_{}", i)), good.substr(0, i));
+  }
+  const CliResult r = verify();
+  EXPECT_EQ(r.code, 1) << r.err;  // an exit, not a signal
+  EXPECT_EQ(r.err, "");
+  size_t cut = 0;
+  for (size_t at = 0; (at = r.out.find("FAIL  rms_norm/cut_", at)) != std::string::npos; ++at)
+    ++cut;
+  EXPECT_EQ(cut, size_t(files));
 }
 
 TEST_F(Verify, ExitCodes) {

@@ -1,4 +1,5 @@
 // The command line of `ebb gradcheck`.
+#include <cstdlib>
 #include <memory>
 
 #include "tools/commands.h"
@@ -21,7 +22,10 @@ void add_gradcheck(CLI::App& app) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   c->add_option("--tolerance", o->tolerance, "Largest relative error (default: each case's own)")
-      ->check(CLI::NonNegativeNumber);
+      ->check([](const std::string& text) {
+        const double v = std::strtod(text.c_str(), nullptr);
+        return v > 0 && v < 1 ? "" : "'" + text + "' is not between 0 and 1";
+      });
   c->add_flag("--jacobian", o->jacobian, "Also element by element, where inputs are small");
   c->add_flag("--failures-only", o->failures_only, "Print only what fails");
   c->add_option("--json", *json, "Also write the results to this file");

@@ -6,7 +6,7 @@ set -euo pipefail
 # PROGRAM:PACKAGE (fine wherever the program comes from), then libraries by package.
 programs=(cmake:cmake ninja:ninja-build g++:g++ ccache:ccache clang-format:clang-format git:git)
 libraries=(libopenblas-dev libfmt-dev nlohmann-json3-dev libgtest-dev)
-optional=(libzstd-dev zlib1g-dev libsentencepiece-dev libpcre2-dev libxxhash-dev libopenmpi-dev)
+optional=(libzstd-dev zlib1g-dev libsentencepiece-dev libpcre2-dev libopenmpi-dev)
 
 installed() { [[ "$(dpkg-query -W -f='${Status}' "$1" 2>/dev/null)" == "install ok installed" ]]; }
 missing_required() {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 
 #include "tensor/check.h"
 #include "tools/verify_case.h"
@@ -178,18 +179,36 @@ const char* name(GoldenKind kind) {
   return "?";
 }
 
+namespace {
+
+// Links are followed, each folder once: they may lead back up.
+void find_below(const fs::path& folder, std::set<fs::path>* seen, std::vector<GoldenItem>* items) {
+  std::error_code error;
+  if (!seen->insert(fs::canonical(folder, error)).second) return;
+  GoldenItem item;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    std::error_code ignored;  // a link to nowhere is neither
+    if (at->is_directory(ignored))
+      find_below(at->path(), seen, items);
+    else if (at->is_regular_file(ignored) && classify(at->path(), &item))
+      items->push_back(item);
+  }
+  check(!error, "{}: cannot list the folder: {}", folder.string(), error.message());
+}
+
+}  // namespace
+
 std::vector<GoldenItem> find_golden_items(const std::vector<std::string>& paths) {
   std::vector<GoldenItem> items;
   GoldenItem item;
+  std::set<fs::path> seen;
   for (const std::string& path : paths) {
     check(fs::exists(path), "{}: no such file or folder", path);
     if (!fs::is_directory(path)) {
       if (classify(path, &item)) items.push_back(item);
       continue;
     }
-    for (const auto& entry :
-         fs::recursive_directory_iterator(path, fs::directory_options::follow_directory_symlink))
-      if (entry.is_regular_file() && classify(entry.path(), &item)) items.push_back(item);
+    find_below(path, &seen, &items);
   }
   std::sort(items.begin(), items.end(), [](const GoldenItem& a, const GoldenItem& b) {
     return std::tie(a.kind, a.name, a.path) < std::tie(b.kind, b.name, b.path);

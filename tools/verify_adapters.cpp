@@ -24,8 +24,8 @@ CaseOutputs run_channel_mix(const CaseInputs& in) {
 }
 
 CaseOutputs run_cross_entropy(const CaseInputs& in) {
-  const CrossEntropy r = cross_entropy(in["logits"], in["labels"].value(),
-                                       {.ignore_index = int64_t(in.number("ignore_index"))});
+  const CrossEntropy r =
+      cross_entropy(in["logits"], in["labels"].value(), {.ignore_index = in.whole("ignore_index")});
   return {{"loss", r.loss}, {"token_loss", r.token_loss}, {"lse", r.lse}};
 }
 
@@ -64,7 +64,7 @@ CaseOutputs run_kda_gate(const CaseInputs& in) {
 }
 
 CaseOutputs run_group_norm(const CaseInputs& in) {
-  return {{"y", group_norm(in["x"], in["weight"], in["bias"], int64_t(in.number("groups")),
+  return {{"y", group_norm(in["x"], in["weight"], in["bias"], in.whole("groups"),
                            float(in.number("eps")))}};
 }
 
@@ -80,7 +80,7 @@ CaseOutputs run_mamba2_gated_rms_norm(const CaseInputs& in) {
   return {{"y", gated_rms_norm(in["x"], in["z"], in["weight"],
                                {.eps = float(in.number("eps")),
                                 .order = GateOrder::gate_first,
-                                .groups = int64_t(in.number("groups"))})}};
+                                .groups = in.whole("groups")})}};
 }
 
 CaseOutputs run_rms_norm(const CaseInputs& in) {

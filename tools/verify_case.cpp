@@ -161,6 +161,13 @@ double CaseInputs::number(const std::string& parameter) const {
   return parameters_[parameter].get<double>();
 }
 
+int64_t CaseInputs::whole(const std::string& parameter) const {
+  const double v = number(parameter);
+  check(std::abs(v) <= 0x1p53 && v == std::floor(v), "parameter {} is {}, want a whole number",
+        parameter, v);
+  return int64_t(v);
+}
+
 std::string CaseInputs::text(const std::string& parameter) const {
   check(has(parameter) && parameters_[parameter].is_string(), "parameter {} is missing", parameter);
   return parameters_[parameter].get<std::string>();

@@ -28,6 +28,7 @@ class CaseInputs {
   Var operator[](const std::string& name) const;
   bool has(const std::string& parameter) const { return parameters_.contains(parameter); }
   double number(const std::string& parameter) const;
+  int64_t whole(const std::string& parameter) const;
   std::string text(const std::string& parameter) const;
   const std::map<std::string, Var>& all() const { return inputs_; }
 
