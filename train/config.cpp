@@ -104,6 +104,7 @@ InitConfig parse_init_config(ConfigReader r) {
   InitConfig i;
   read_enum(&r, "scheme", kSchemes, &i.scheme);
   r.read("seed", &i.seed);
+  i.dami.seed = i.seed;
   r.read("calibration_sequences", &i.calibration_sequences);
   r.read("calibration_length", &i.calibration_length);
   r.read("post_length", &i.post_length);
