@@ -65,6 +65,22 @@ TEST_F(ChannelDeltaRuleCuda, AnyAlignment) {
   }
 }
 
+// Few and long sequences are cut into segments that run side by side; decays are weak, so that what
+// a segment starts from reaches its end.
+TEST_F(ChannelDeltaRuleCuda, LongSequencesAreExact) {
+  for (const DeltaGates gates : {DeltaGates::kda, DeltaGates::gdn2})
+    for (const int64_t width : {64, 96}) {
+      ChannelInputs in = channel_inputs(
+          gates, {.batch = 1, .time = 4100, .heads = 1, .key_dim = width, .value_dim = width}, 6,
+          {0, 4000, 4000, 4100});
+      for (int64_t i = 0; i < in.g.numel(); ++i) in.g.data<double>()[i] *= 4e-3;
+      expect_channel_parity(run_channel(in, DType::bf16, gpu_), exact_channel(in, DType::bf16),
+                            8e-3, 1.5e-2, std::to_string(width));
+      expect_channel_parity(run_channel(in, DType::f32, gpu_), exact_channel(in, DType::f32), 2e-5,
+                            2e-5, "f32 " + std::to_string(width));
+    }
+}
+
 // FLA#1080, #1082: 32-bit offsets wrapped once B·T·H·K passed 2³¹. The second row of the batch lies
 // behind that mark; it must equal the same row run alone.
 TEST_F(ChannelDeltaRuleCuda, B10LargeOffsets) {
