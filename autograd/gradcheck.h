@@ -4,6 +4,7 @@
 //   if (!r.ok) puts(r.message.c_str());
 #pragma once
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -35,5 +36,9 @@ using GradFn = std::function<std::vector<Var>(std::span<const Var>)>;
 // Without a float input or a float output there is nothing to check, and the result is not ok.
 GradcheckResult gradcheck(const GradFn& fn, std::span<const Tensor> inputs,
                           GradcheckOptions options = {});
+inline GradcheckResult gradcheck(const GradFn& fn, std::initializer_list<Tensor> inputs,
+                                 GradcheckOptions options = {}) {
+  return gradcheck(fn, std::span(inputs.begin(), inputs.size()), options);
+}
 
 }  // namespace ebb

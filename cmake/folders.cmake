@@ -37,6 +37,7 @@ set(EBB_EVAL_SOURCES
   eval/report_page.cpp
   eval/retrieval.cpp
   eval/runner.cpp
+  eval/sampling.cpp
   eval/statistics.cpp
 )
 # What eval/embedded.cpp puts into the binary.

@@ -109,6 +109,7 @@ set(EBB_TOOL_SOURCES
   tools/eval_command.cpp
   tools/eval_models.cpp
   tools/eval_tables.cpp
+  tools/generate.cpp
   tools/gradcheck.cpp
   tools/gradcheck_command.cpp
   tools/init.cpp

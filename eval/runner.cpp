@@ -3,14 +3,9 @@
 #include <algorithm>
 
 #include "autograd/tape.h"
-#include "ops/reduce.h"
 #include "tensor/check.h"
 
 namespace ebb {
-
-std::vector<int64_t> greedy_choice(const Tensor& logits) {
-  return argmax(logits, {-1}).to_vector<int64_t>();
-}
 
 int64_t window_share(int64_t window_tokens, int64_t n) {
   constexpr int64_t kChunk = 64;
@@ -27,6 +22,10 @@ Tensor chunked_prefill(const LanguageModel& model, const std::vector<std::vector
   int64_t longest = 0;
   for (const auto& p : prompts) {
     check(!p.empty(), "generate: a prompt is empty");
+    for (const int64_t id : p)
+      check(id >= 0 && id < model.config().vocab_size,
+            "generate: a prompt holds token {}, the model knows [0, {})", id,
+            model.config().vocab_size);
     longest = std::max(longest, int64_t(p.size()));
   }
   *state = model.zero_state(N);
@@ -69,25 +68,28 @@ bool cut_at_stop(const std::vector<std::string>& stops, std::string* text) {
   return true;
 }
 
+// `first`: the number of the first of these prompts among all of them.
 void generate_batch(const LanguageModel& model, const Tokenizer& tokenizer,
-                    const std::vector<std::vector<int64_t>>& prompts,
+                    const std::vector<std::vector<int64_t>>& prompts, int64_t first,
                     const GenerateOptions& options, Generation* out) {
   DecodeState state;
   Tensor logits = chunked_prefill(model, prompts, options.prefill_tokens, &state);
   std::vector<int64_t> active;  // which prompt each row of the state belongs to
-  for (size_t i = 0; i < prompts.size(); ++i) active.push_back(int64_t(i));
+  for (size_t i = 0; i < prompts.size(); ++i) active.push_back(first + int64_t(i));
   const auto eos = tokenizer.eos();
   for (int64_t made = 0; made < options.max_new_tokens && !active.empty(); ++made) {
     const std::vector<int64_t> next =
-        greedy_choice(logits.slice(1, 0, std::min(logits.size(1), tokenizer.vocab_size())));
+        choose_tokens(logits.slice(1, 0, std::min(logits.size(1), tokenizer.vocab_size())),
+                      options.sampling, active, made);
     std::vector<int64_t> kept, tokens, owners;
     for (size_t r = 0; r < active.size(); ++r) {
-      Generation& g = out[active[r]];
+      Generation& g = out[active[r] - first];
       if (eos && next[r] == *eos) {
         g.reached_eos = true;
         continue;
       }
       g.ids.push_back(next[r]);
+      if (options.on_token) options.on_token(active[r], next[r]);
       if (!options.stop.empty()) {
         g.text = tokenizer.decode(g.ids);
         if (cut_at_stop(options.stop, &g.text)) continue;
@@ -115,14 +117,21 @@ std::vector<Generation> generate(const LanguageModel& model, const Tokenizer& to
   check(options.batch >= 1 && options.max_new_tokens >= 0 && options.prefill_tokens >= 1,
         "generate: batch {}, {} new tokens, {} prefill tokens", options.batch,
         options.max_new_tokens, options.prefill_tokens);
+  check_sampling(options.sampling);
   std::vector<Generation> out(prompts.size());
   for (size_t begin = 0; begin < prompts.size(); begin += size_t(options.batch)) {
     const size_t end = std::min(prompts.size(), begin + size_t(options.batch));
-    generate_batch(model, tokenizer, {prompts.begin() + begin, prompts.begin() + end}, options,
-                   out.data() + begin);
+    generate_batch(model, tokenizer, {prompts.begin() + begin, prompts.begin() + end},
+                   int64_t(begin), options, out.data() + begin);
     if (options.progress) options.progress(int64_t(end));
   }
   return out;
+}
+
+Generation generate(const LanguageModel& model, const Tokenizer& tokenizer, std::string_view prompt,
+                    const GenerateOptions& options) {
+  const std::vector<std::vector<int64_t>> prompts = {tokenizer.encode(prompt)};
+  return generate(model, tokenizer, prompts, options).front();
 }
 
 }  // namespace ebb

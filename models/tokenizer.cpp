@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
 #include "tensor/hash.h"
@@ -109,8 +110,8 @@ Tokenizer Tokenizer::load(const std::string& where) {
     if (fs::exists(where + "/tokenizer.model")) {
       file = where + "/tokenizer.model";
     } else if (fs::exists(own)) {
-      const nlohmann::json j = nlohmann::json::parse(read_file(own), nullptr, false);
-      check(j.is_object() && j.value("ebb_tokenizer", "") == "bytes",
+      const nlohmann::json j = read_json(own);
+      check(j.is_object() && j.contains("ebb_tokenizer") && j["ebb_tokenizer"] == "bytes",
             "tokenizer: {} is not one that ebb reads (want tokenizer.model or ebb's own bytes)",
             own);
       return bytes();
@@ -195,6 +196,12 @@ std::string Tokenizer::decode(std::span<const int64_t> ids) const {
 #else
   lacks_sentencepiece();
 #endif
+}
+
+std::vector<int64_t> Tokenizer::encode_document(std::string_view text) const {
+  std::vector<int64_t> ids = encode(text);
+  ids.push_back(separator());
+  return ids;
 }
 
 std::string Tokenizer::token_bytes(int64_t id) const {

@@ -25,6 +25,7 @@ class Tokenizer {
 
   // text must be valid UTF-8 (for SentencePiece); throws naming the byte offset otherwise.
   std::vector<int64_t> encode(std::string_view text) const;
+  std::vector<int64_t> encode_document(std::string_view text) const;  // and the separator
   // The same ids and the bytes of the text each was made from. Of several tokens for one character
   // (byte fallback), the last has its bytes and the others none.
   struct Span {

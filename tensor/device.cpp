@@ -37,6 +37,8 @@ std::string cuda_unavailable_reason() {
   return reason;
 }
 
+Device default_device() { return cuda_device_count() > 0 ? Device::cuda() : Device::cpu(); }
+
 Stream current_stream(Device device) {
   if constexpr (kWithCuda)
     if (device.is_cuda()) return gpu::current_stream(device);

@@ -38,6 +38,8 @@ struct Stream {
 int cuda_device_count();
 // Why there is none (no CUDA in this build, no driver, too old a GPU); empty when there is one.
 std::string cuda_unavailable_reason();
+// The first GPU where there is one, else the CPU.
+Device default_device();
 
 // The stream the calling thread's operators use on a device. ebb never uses CUDA's legacy default
 // stream, so that a step can be captured as a graph.

@@ -61,6 +61,12 @@ void fill_normal(const Tensor& x, RandomKey key, double mean, double std) {
   fill(x, key, kNormal, mean, std);
 }
 
+Tensor random_normal(const Shape& shape, RandomKey key, DType dtype, Device device) {
+  const Tensor x = Tensor::empty(shape, dtype, device);
+  fill_normal(x, key);
+  return x;
+}
+
 void fill_words(const Tensor& x, RandomKey key) {
   check(x.dtype() == DType::i64, "fill_words: tensor is {}, want i64", x.dtype());
   fill(x, key, kWords, 0, 0);

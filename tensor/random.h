@@ -55,6 +55,9 @@ EBB_HD float uniform_open(uint32_t word) { return (float(word >> 9) + 0.5f) * 0x
 // the uniform; the normal goes through log and cos, so initial weights are drawn on the CPU.
 void fill_uniform(const Tensor& x, RandomKey key, double low = 0, double high = 1);
 void fill_normal(const Tensor& x, RandomKey key, double mean = 0, double std = 1);
+// A new tensor of N(0, 1).
+Tensor random_normal(const Shape& shape, RandomKey key, DType dtype = DType::f32,
+                     Device device = {});
 // x[i] = raw 32-bit words (i64 tensors), for tests of cross-device equality.
 void fill_words(const Tensor& x, RandomKey key);
 

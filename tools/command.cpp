@@ -38,7 +38,7 @@ CLI::App* add_command(CLI::App& app, const std::string& name, const std::string&
 }
 
 Device usable_device(const std::string& text) {
-  if (text == "auto") return cuda_device_count() > 0 ? Device::cuda() : Device::cpu();
+  if (text == "auto") return default_device();
   Device device;
   try {
     device = Device::parse(text);

@@ -20,17 +20,17 @@ bool is_model(const std::string& folder) {
 }
 
 std::string model_folder(const std::string& folder) {
-  check(fs::is_directory(folder), "eval: there is no folder {}", folder);
+  check(fs::is_directory(folder), "there is no folder {}", folder);
   if (is_model(folder)) {
     if (fs::exists(folder + "/checksums.json")) verify_checkpoint(folder);
     return folder;
   }
   if (is_model(folder + "/final")) return folder + "/final";
   if (list_checkpoints(folder).empty())
-    fail("eval: {} holds neither config.json and model.safetensors nor checkpoints", folder);
+    fail("{} holds neither config.json and model.safetensors nor checkpoints", folder);
   std::string note;
   const auto newest = newest_checkpoint(folder, &note);
-  check(newest.has_value(), "eval: no checkpoint of {} is intact: {}", folder, note);
+  check(newest.has_value(), "no checkpoint of {} is intact: {}", folder, note);
   return *newest;
 }
 
@@ -81,7 +81,7 @@ std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
   std::set<std::string> seen;
   for (size_t i = 0; i < entries.size(); ++i) {
     const std::string name = given[i].empty() ? names[i] : given[i];
-    check(seen.insert(name).second, "eval: two models are called {}", name);
+    check(seen.insert(name).second, "two models are called {}", name);
     out.push_back({name, folders[i], Tokenizer::load(tokenizer.empty() ? folders[i] : tokenizer)});
   }
   return out;
@@ -90,7 +90,7 @@ std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
 std::unique_ptr<LanguageModel> load_eval_model(const EvalModel& m, Device device, DType dtype) {
   auto model = load_model(m.folder);
   check(m.tokenizer.vocab_size() <= model->config().vocab_size,
-        "eval: {} has {} token ids, its tokenizer {}", m.folder, model->config().vocab_size,
+        "{} has {} token ids, its tokenizer {}", m.folder, model->config().vocab_size,
         m.tokenizer.vocab_size());
   model->to(device);
   if (dtype == DType::bf16) model->enable_bf16();

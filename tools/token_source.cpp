@@ -50,9 +50,8 @@ Tensor from_text(const TokenSource& s, int64_t vocab_size) {
   struct Enough {};
   try {
     read_documents(s.file, {.field = s.field}, [&](std::string_view text) {
-      const std::vector<int64_t> document = tokenizer.encode(text);
+      const std::vector<int64_t> document = tokenizer.encode_document(text);
       ids.insert(ids.end(), document.begin(), document.end());
-      ids.push_back(tokenizer.separator());
       if (ids.size() >= want) throw Enough();
     });
   } catch (const Enough&) {

@@ -76,7 +76,7 @@ std::vector<std::string> publish(const std::vector<std::string>& staged, const T
 class Encoder {
  public:
   Encoder(const Tokenizer& tokenizer, ShardWriter& writer)
-      : tokenizer_(tokenizer), writer_(writer), separator_(tokenizer.separator()) {}
+      : tokenizer_(tokenizer), writer_(writer) {}
 
   void add(std::string_view text) {
     waiting_.emplace_back(text);
@@ -91,15 +91,14 @@ class Encoder {
 #pragma omp parallel for schedule(dynamic)
     for (int64_t i = 0; i < n; ++i) {
       try {
-        ids[size_t(i)] = tokenizer_.encode(waiting_[size_t(i)]);
+        ids[size_t(i)] = tokenizer_.encode_document(waiting_[size_t(i)]);
       } catch (...) {
         failures[size_t(i)] = std::current_exception();
       }
     }
     for (const std::exception_ptr& e : failures)
       if (e) std::rethrow_exception(e);
-    for (std::vector<int64_t>& document : ids) {
-      document.push_back(separator_);
+    for (const std::vector<int64_t>& document : ids) {
       writer_.add(document);
       tokens_ += int64_t(document.size());
     }
@@ -112,7 +111,7 @@ class Encoder {
   static constexpr size_t kBatch = 8 << 20;
   const Tokenizer& tokenizer_;
   ShardWriter& writer_;
-  int64_t separator_, tokens_ = 0;
+  int64_t tokens_ = 0;
   std::vector<std::string> waiting_;
   size_t bytes_ = 0;
 };

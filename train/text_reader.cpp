@@ -112,7 +112,7 @@ class Lines {
 };
 
 bool looks_like_jsonl(const std::string& path) {
-  return path.find(".jsonl") != std::string::npos || path.find(".json") != std::string::npos;
+  return path.find(".json", path.rfind('/') + 1) != std::string::npos;  // also .jsonl.zst
 }
 
 }  // namespace
