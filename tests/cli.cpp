@@ -11,11 +11,12 @@
 
 namespace ebb::testing {
 
-CliResult run_ebb(const std::string& arguments) {
+CliResult run_ebb(const std::string& arguments) { return run_program(EBB_BINARY, arguments); }
+
+CliResult run_program(const std::string& path, const std::string& arguments) {
   const ScratchFolder scratch;
   const std::string out = scratch.path() + "/out", err = scratch.path() + "/err";
-  const std::string command =
-      std::string("\"") + EBB_BINARY + "\" " + arguments + " >" + out + " 2>" + err;
+  const std::string command = "\"" + path + "\" " + arguments + " >" + out + " 2>" + err;
   const int status = std::system(command.c_str());
   CliResult r;
   r.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);

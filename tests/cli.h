@@ -10,6 +10,7 @@ struct CliResult {
 };
 // `arguments` go through the shell, so quote what needs it.
 CliResult run_ebb(const std::string& arguments);
+CliResult run_program(const std::string& path, const std::string& arguments);
 
 // A file or folder that is gone at the end of the scope.
 class ScratchFolder {
