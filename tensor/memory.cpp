@@ -19,6 +19,28 @@ std::atomic<bool> poison_on{false};
 std::atomic<bool> red_zones_on{false};
 std::atomic<int64_t> cpu_current{0}, cpu_peak{0}, cpu_allocations{0};
 thread_local const char* op_name = "";
+// Bytes in use on the CPU and on the GPU before the operator's first allocation there; -1: none
+// yet.
+thread_local int64_t op_base[2] = {-1, -1};
+constexpr int kDevices = 65;  // the CPU, then GPUs
+std::atomic<int64_t> workspace[kDevices];
+
+int slot_of(Device d) { return d.is_cuda() ? 1 + std::min(d.index, kDevices - 2) : 0; }
+
+void raise_to(std::atomic<int64_t>& largest, int64_t value) {
+  int64_t seen = largest;
+  while (value > seen && !largest.compare_exchange_weak(seen, value)) {
+  }
+}
+
+// After an allocation of `bytes`.
+void note_workspace(Device d, size_t bytes) {
+  if (!*op_name) return;
+  const int64_t now = memory_stats(d).current;
+  int64_t& base = op_base[d.is_cuda()];
+  if (base < 0) base = now - int64_t(bytes);
+  raise_to(workspace[slot_of(d)], now - base);
+}
 
 // Blocks allocated while red zones were on: user pointer -> size.
 std::mutex guarded_mutex;
@@ -56,9 +78,7 @@ void* cpu_allocate(size_t bytes) {
   if (poison_on) std::memset(user, 0xFF, bytes);
   const int64_t now = cpu_current += int64_t(bytes);
   ++cpu_allocations;
-  int64_t peak = cpu_peak;
-  while (now > peak && !cpu_peak.compare_exchange_weak(peak, now)) {
-  }
+  raise_to(cpu_peak, now);
   return user;
 }
 
@@ -102,12 +122,14 @@ std::shared_ptr<Storage> allocate(size_t bytes, Device device) {
       s->data = gpu::allocate(bytes, device, &s->stream, &s->arena);
       s->bytes = bytes;
       if (poison_on) gpu::fill_byte(s->data, device, 0xFF, bytes);
+      note_workspace(device, bytes);
       return s;
     }
   }
   check(!device.is_cuda(), "{}: no CUDA here: {}", current_op(), cuda_unavailable_reason());
   s->data = cpu_allocate(bytes);
   s->bytes = bytes;
+  note_workspace(device, bytes);
   return s;
 }
 
@@ -121,12 +143,15 @@ std::shared_ptr<Storage> borrow(const void* data, size_t bytes, std::shared_ptr<
 }
 
 MemoryStats memory_stats(Device device) {
+  MemoryStats s{cpu_current, cpu_peak, cpu_current, cpu_allocations};
   if constexpr (kWithCuda)
-    if (device.is_cuda()) return gpu::memory_stats(device);
-  return {cpu_current, cpu_peak, cpu_current, cpu_allocations};
+    if (device.is_cuda()) s = gpu::memory_stats(device);
+  s.workspace = workspace[slot_of(device)];
+  return s;
 }
 
 void reset_peak_memory(Device device) {
+  workspace[slot_of(device)] = 0;
   if constexpr (kWithCuda)
     if (device.is_cuda()) return gpu::reset_peak_memory(device);
   cpu_peak = cpu_current.load();
@@ -165,7 +190,11 @@ void check_red_zones(Device device) {
     check(zones_intact(user, bytes), "write outside a cpu block of {} bytes", bytes);
 }
 
-OpScope::OpScope(const char* op) : previous_(op_name) { op_name = op; }
+// An operator made of others counts as a whole.
+OpScope::OpScope(const char* op) : previous_(op_name) {
+  if (!*previous_) op_base[0] = op_base[1] = -1;
+  op_name = op;
+}
 OpScope::~OpScope() { op_name = previous_; }
 const char* current_op() { return *op_name ? op_name : "ebb"; }
 

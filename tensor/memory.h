@@ -37,6 +37,9 @@ struct MemoryStats {
   int64_t peak = 0;      // largest `current` since reset_peak
   int64_t reserved = 0;  // bytes held from the system (GPU pool: cached blocks included)
   int64_t allocations = 0;
+  // Most that one operator's forward or backward had in use beyond what was there at its first
+  // allocation, its results included, since reset_peak.
+  int64_t workspace = 0;
 };
 MemoryStats memory_stats(Device device);
 void reset_peak_memory(Device device);
@@ -58,7 +61,8 @@ bool red_zones_enabled();
 // Throws naming device and block size if any guard byte of a live block has changed.
 void check_red_zones(Device device);
 
-// Names the operator in out-of-memory and launch errors, for the calling thread.
+// Names the operator in out-of-memory and launch errors and in the accounting of workspace, for the
+// calling thread.
 class OpScope {
  public:
   explicit OpScope(const char* op);

@@ -52,6 +52,35 @@ TEST_F(Memory, Statistics) {
   EXPECT_EQ(memory_stats(kCpu).peak, start.current);
 }
 
+TEST_F(Memory, WorkspaceIsWhatOneOperatorAllocates) {
+  reset_peak_memory(kCpu);
+  const Tensor outside = Tensor::empty({1000});  // belongs to no operator
+  EXPECT_EQ(memory_stats(kCpu).workspace, 0);
+  Tensor result;
+  {
+    const OpScope op("outer");
+    result = Tensor::empty({10});
+    {
+      const OpScope inner("inner");  // counts as a part of the outer one
+      const Tensor scratch = Tensor::empty({100});
+    }
+    const Tensor more = Tensor::empty({50});
+  }
+  EXPECT_EQ(memory_stats(kCpu).workspace, 440);
+  {
+    const OpScope op("small");
+    const Tensor t = Tensor::empty({109});
+  }
+  EXPECT_EQ(memory_stats(kCpu).workspace, 440);  // the largest, not the sum
+  {
+    const OpScope op("large");
+    const Tensor t = Tensor::empty({111});
+  }
+  EXPECT_EQ(memory_stats(kCpu).workspace, 444);
+  reset_peak_memory(kCpu);
+  EXPECT_EQ(memory_stats(kCpu).workspace, 0);
+}
+
 TEST_F(Memory, ViewsKeepTheBlock) {
   const int64_t before = memory_stats(kCpu).current;
   Tensor view;

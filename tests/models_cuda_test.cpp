@@ -7,6 +7,7 @@
 #include "models/checkpoint.h"
 #include "tensor/check.h"
 #include "tensor/compare.h"
+#include "tensor/memory.h"
 #include "tensor/safetensors.h"
 #include "train/step.h"
 
@@ -79,6 +80,37 @@ TEST_P(GoldenModelCuda, TrainingStepsRerunBitwise) {
   }
   for (size_t i = 0; i < runs[0].size(); ++i)
     EXPECT_TRUE(bitwise_equal(runs[0][i].second, runs[1][i].second)) << runs[0][i].first;
+}
+
+// What the pool saw at most is weights, gradients, moments, tape and one operator's workspace.
+TEST(TrainingMemoryCuda, PeakIsTheSumOfItsParts) {
+  if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda_unavailable_reason();
+  const Device gpu = Device::cuda();
+  const int64_t before = memory_stats(gpu).current;
+  const auto model = make_model({.vocab_size = 4096,
+                                 .hidden_size = 512,
+                                 .num_hidden_layers = 4,
+                                 .num_heads = 4,
+                                 .head_dim = 64});
+  init_weights(*model, 1);
+  model->to(gpu);
+  model->enable_bf16();
+  AdamW optimizer(decay_groups(model->named_parameters(), 0.1), {.clip = 1});
+  std::vector<int64_t> ids;
+  for (int64_t i = 0; i < 8 * 2048; ++i) ids.push_back((i * i + 7 * i) % 4096);
+  const Tensor tokens = Tensor::from(ids, {8, 2048});
+  const std::vector<Batch> batch = {{tokens, tokens, {}}};
+  reset_peak_memory(gpu);
+  int64_t saved = 0;
+  train_step(*model, optimizer, batch, 1e-3, &saved);
+  train_step(*model, optimizer, batch, 1e-3);
+  const TrainingMemory m = training_memory(*model, optimizer, saved);
+  EXPECT_EQ(m.optimizer, 2 * m.gradients);
+  EXPECT_GT(m.weights, m.gradients);  // the bf16 shadows
+  const double peak = double(memory_stats(gpu).peak - before);
+  EXPECT_NEAR(peak / double(m.sum()), 1, 0.25)
+      << peak << ": " << m.weights << " " << m.gradients << " " << m.optimizer << " " << m.saved
+      << " " << m.workspace;
 }
 
 INSTANTIATE_TEST_SUITE_P(Delta, GoldenModelCuda,

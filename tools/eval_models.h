@@ -1,4 +1,5 @@
-// The models of `ebb eval` and `ebb generate`: which folders, under which names, with which tokenizers.
+// The models of `ebb eval` and `ebb generate`: which folders, under which names, with which
+// tokenizers.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

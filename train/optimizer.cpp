@@ -54,6 +54,12 @@ void AdamW::add(const NamedParameter& p, const ParamGroup& group) {
   same->names.push_back(p);
 }
 
+int64_t AdamW::state_bytes() const {
+  int64_t bytes = 0;
+  for (const Entry& e : entries_) bytes += e.m.nbytes() + e.v.nbytes();
+  return bytes;
+}
+
 void AdamW::zero_grad() {
   std::vector<Tensor> gradients;
   for (const Entry& e : entries_)

@@ -56,6 +56,8 @@ class AdamW {
   AdamWScalars read() const { return read_adamw_scalars(scalars_); }
   const Tensor& scalars() const { return scalars_; }  // on the device
 
+  int64_t state_bytes() const;  // of the moments
+
   // "NAME.exp_avg", "NAME.exp_avg_sq" (views), "step", "skipped". Loading is strict: one error
   // lists every missing, unexpected and mis-shaped entry, before anything is changed.
   StateDict state_dict() const;

@@ -1,11 +1,13 @@
 #include "train/step.h"
 
 #include <algorithm>
+#include <set>
 
 #include "autograd/tape.h"
 #include "ops/elementwise.h"
 #include "tensor/check.h"
 #include "tensor/device_flags.h"
+#include "tensor/memory.h"
 
 namespace ebb {
 namespace {
@@ -32,8 +34,43 @@ int64_t labelled_tokens(const Batch& batch) {
   return int64_t(labels.size()) - std::count(labels.begin(), labels.end(), -100);
 }
 
+namespace {
+
+// The parameters in memory, fused and tied ones once.
+std::vector<Parameter> distinct_parameters(const LanguageModel& model) {
+  std::vector<Parameter> out;
+  std::set<const Slot*> seen;
+  for (const NamedParameter& p : model.named_parameters())
+    if (seen.insert(p.parameter.slot().get()).second) out.push_back(p.parameter);
+  return out;
+}
+
+int64_t tape_bytes(const LanguageModel& model, const Var& loss) {
+  std::vector<Tensor> weights;
+  for (const Parameter& p : distinct_parameters(model)) {
+    weights.push_back(p.master());
+    weights.push_back(p.shadow());
+  }
+  return saved_bytes(loss, weights);
+}
+
+int64_t bytes_of(const Tensor& t) { return t.defined() ? t.nbytes() : 0; }
+
+}  // namespace
+
+TrainingMemory training_memory(const LanguageModel& model, const AdamW& optimizer, int64_t saved) {
+  TrainingMemory m{.optimizer = optimizer.state_bytes(),
+                   .saved = saved,
+                   .workspace = memory_stats(model.device()).workspace};
+  for (const Parameter& p : distinct_parameters(model)) {
+    m.weights += bytes_of(p.master()) + bytes_of(p.shadow());
+    m.gradients += bytes_of(p.grad());
+  }
+  return m;
+}
+
 StepResult train_step(const LanguageModel& model, AdamW& optimizer, std::span<const Batch> batches,
-                      double lr) {
+                      double lr, int64_t* saved) {
   StepResult result;
   for (const Batch& b : batches) result.tokens += labelled_tokens(b);
   const Tensor count = count_tensor(result.tokens, model.device());
@@ -42,6 +79,7 @@ StepResult train_step(const LanguageModel& model, AdamW& optimizer, std::span<co
   Tensor total;  // on the device until the end of the step
   for (const Batch& b : batches) {
     const Var loss = batch_loss(model, b, count);
+    if (saved) *saved = std::max(*saved, tape_bytes(model, loss));
     backward(loss);
     const NoGrad off;
     total = total.defined() ? add(total, loss.detach()).value() : loss.value();

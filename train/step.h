@@ -17,8 +17,26 @@ struct StepResult {
 
 // Normalised by the labelled tokens of the whole step, not per micro-batch. Ends with the step's
 // only synchronisation, where data-dependent errors (ids out of range ...) surface by operator.
+// `saved`, when not null, receives the bytes that the tape keeps for backward at its largest.
 StepResult train_step(const LanguageModel& model, AdamW& optimizer, std::span<const Batch> batches,
-                      double lr);
+                      double lr, int64_t* saved = nullptr);
+inline StepResult train_step(const LanguageModel& model, AdamW& optimizer, const Batch& batch,
+                             double lr) {
+  return train_step(model, optimizer, std::span(&batch, 1), lr);
+}
+
+// Where the memory of training goes, in bytes.
+struct TrainingMemory {
+  int64_t weights = 0;    // fp32 masters and bf16 shadows
+  int64_t gradients = 0;  // fp32
+  int64_t optimizer = 0;  // moments
+  int64_t saved = 0;      // kept by the tape for backward, at its largest
+  int64_t workspace = 0;  // of the operator that needs most, its results included
+  int64_t sum() const { return weights + gradients + optimizer + saved + workspace; }
+};
+// After a step: `saved` is what it reported; the workspace is the largest since
+// reset_peak_memory().
+TrainingMemory training_memory(const LanguageModel& model, const AdamW& optimizer, int64_t saved);
 
 // Mean -log p per labelled token over batches, nothing recorded and no gradient touched.
 double mean_loss(const LanguageModel& model, std::span<const Batch> batches);
