@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <set>
 
+#include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
 #include "tensor/hash.h"
@@ -139,7 +140,7 @@ NiahData read_files(const std::string& path, const NiahDataSpec& spec, const Tok
   d.sha256 = sha256(text);
   json meta = json::object();
   if (fs::exists(meta_path(path))) {
-    meta = json::parse(read_file(meta_path(path)), nullptr, false);
+    meta = read_json(meta_path(path));
     check(meta.is_object(), "{} is not a JSON object", meta_path(path));
   }
   check_meta(meta, spec, d);
@@ -176,7 +177,12 @@ NiahData open_niah_data(const std::string& folder, const NiahDataSpec& spec, con
   const std::string path = niah_data_path(folder, niah_task(spec.task).name, spec.length);
   const bool make = !fs::exists(path);
   if (make) make_files(path, spec, words, essay, tokenizer);
-  NiahData d = read_files(path, spec, tokenizer, foreign);
+  NiahData d;
+  try {
+    d = read_files(path, spec, tokenizer, foreign);
+  } catch (const json::exception& e) {
+    fail("{} or the file beside it holds a field of the wrong type: {}", path, json_problem(e));
+  }
   d.made_now = make;
   if (note) {
     const json tokens = token_summary(d.samples);

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "eval/statistics.h"
+#include "models/config_reader.h"
 #include "tensor/check.h"
-#include "tensor/file.h"
 
 namespace ebb {
 
@@ -17,12 +17,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
-
-json read_json(const std::string& file) {
-  json j = json::parse(read_file(file), nullptr, false);
-  check(!j.is_discarded(), "report: {} is not valid JSON", file);
-  return j;
-}
 
 json finite(double x) { return std::isfinite(x) ? json(x) : json(); }
 
@@ -221,11 +215,13 @@ void add_results(const std::string& file, json* data) {
         row["model"] = labels.at(row.at("model"));
         data->at(table).push_back(row);
       }
-    if (!j.value("complete", true))
-      data->at("notes").push_back(file + ": the evaluation was not finished");
-  } catch (const std::exception& e) {
-    fail("report: {} is not a result of ebb eval: {}", file, e.what());
+  } catch (const json::exception& e) {
+    fail("report: {} is not a result of ebb eval: {}", file, json_problem(e));
+  } catch (const std::out_of_range&) {
+    fail("report: {} is not a result of ebb eval: a table names a model that is not there", file);
   }
+  if (j.contains("complete") && j["complete"] == false)
+    data->at("notes").push_back(file + ": the evaluation was not finished");
 }
 
 std::string run_name(const std::string& folder) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "models/config_reader.h"
 #include "tensor/check.h"
@@ -16,11 +15,8 @@ using nlohmann::json;
 
 std::unique_ptr<LanguageModel> load_model(const std::string& folder) {
   const std::string config_file = folder + "/config.json";
-  std::ifstream in(config_file);
-  check(bool(in), "load: cannot open {}", config_file);
-  const json j = json::parse(in, nullptr, false);
-  check(!j.is_discarded(), "load: {} is not valid JSON", config_file);
-  auto model = make_model(parse_foreign_config(j, config_file));
+  check(fs::is_directory(folder), "{}: there is no such model folder", folder);
+  auto model = make_model(parse_foreign_config(read_json(config_file), config_file));
   const SafeTensors file(folder + "/model.safetensors");
   StateDict state;
   for (const std::string& name : file.names()) {

@@ -67,6 +67,13 @@ class ConfigReader {
   std::shared_ptr<std::vector<std::string>> errors_;
 };
 
+// A JSON file. Throws naming the file and, where it is not JSON, line and column.
+enum class Comments { refuse, allow };
+nlohmann::json read_json(const std::string& file, Comments comments = Comments::refuse);
+
+// What a JSON exception says, without the library's own prefix.
+std::string json_problem(const nlohmann::json::exception& e);
+
 // The candidate closest to `word` by edit distance, empty when none is near.
 std::string closest(const std::string& word, const std::vector<std::string>& candidates);
 

@@ -186,7 +186,8 @@ std::shared_ptr<MappedFile> MappedFile::open(const std::string& path) {
   const FileDescriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   check(fd.get() >= 0, "cannot read {}: {}", path, std::strerror(errno));
   struct stat info = {};
-  check(::fstat(fd.get(), &info) == 0, "cannot read {}: {}", path, std::strerror(errno));
+  const bool known = ::fstat(fd.get(), &info) == 0;
+  check(known, "cannot read {}: {}", path, std::strerror(errno));
   check(S_ISREG(info.st_mode), "cannot read {}: not a regular file", path);
   std::shared_ptr<MappedFile> file(new MappedFile);
   file->path_ = path;

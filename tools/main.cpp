@@ -1,7 +1,10 @@
 // ebb: one binary, a subcommand per job.
 #include <fmt/format.h>
 
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 
 #include "tensor/error.h"
 #include "tools/commands.h"
@@ -11,8 +14,8 @@ namespace ebb::tools {
 namespace {
 
 void add_commands(CLI::App& app) {
-  for (const auto add : {add_tokenize, add_init, add_train, add_demo_data, add_eval, add_report,
-                         add_inspect, add_verify, add_bench, add_gradcheck})
+  for (const auto add : {add_tokenize, add_init, add_train, add_demo_data, add_eval, add_generate,
+                         add_report, add_inspect, add_verify, add_bench, add_gradcheck})
     add(app);
 }
 
@@ -29,6 +32,13 @@ int complain(const std::string& what, int code) {
     if (c == '\n') c = ' ';
   fmt::print(stderr, "ebb: error: {}\n", line);
   return code;
+}
+
+// What was printed has arrived, or it is said that it has not (a full disk behind a redirection).
+int finish(int code) {
+  if (std::fflush(stdout) == 0 && !std::ferror(stdout)) return code;
+  return complain(fmt::format("cannot write to standard output: {}", std::strerror(errno)),
+                  kExitFailure);
 }
 
 // "" when argv names a command or none; else what to say.
@@ -58,7 +68,7 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
-    return app.exit(e);
+    return finish(app.exit(e));
   } catch (const CLI::ParseError& e) {
     // CLI11 reports what is missing before what it did not understand, the likelier mistake.
     const std::vector<std::string> extra = app.remaining(true);
@@ -68,14 +78,17 @@ int run(int argc, char** argv) {
   } catch (const UsageError& e) {
     return complain(e.what(), kExitUsage);
   } catch (const Exit& e) {
-    return e.code;
+    return finish(e.code);
   } catch (const std::exception& e) {
     return complain(e.what(), kExitFailure);
   }
-  return 0;
+  return finish(0);
 }
 
 }  // namespace
 }  // namespace ebb::tools
 
-int main(int argc, char** argv) { return ebb::tools::run(argc, argv); }
+int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a write beyond ulimit -f fails and is reported
+  return ebb::tools::run(argc, argv);
+}

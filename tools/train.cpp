@@ -2,9 +2,8 @@
 #include <cmath>
 #include <csignal>
 
-#include "models/checkpoint.h"
+#include "models/config_reader.h"
 #include "tensor/check.h"
-#include "tensor/file.h"
 #include "tools/commands.h"
 #include "train/trainer.h"
 
@@ -23,12 +22,22 @@ struct Options {
 std::vector<Shard> open_shards(const std::vector<std::string>& paths) {
   std::vector<Shard> out;
   for (const std::string& p : paths) out.emplace_back(p);
+  verify_shards(out);  // a flipped bit would be trained on in silence
   return out;
 }
 
+void print_memory(const TrainSummary& s, Device device) {
+  const TrainingMemory& m = s.memory;
+  const auto mb = [](int64_t bytes) { return double(bytes) / 1e6; };
+  fmt::print(
+      "memory on {}, MB: peak {:.1f}; weights {:.1f} + gradients {:.1f} + optimizer {:.1f} + saved "
+      "for backward {:.1f} + workspace {:.1f} = {:.1f}\n",
+      device.str(), mb(s.peak_bytes), mb(m.weights), mb(m.gradients), mb(m.optimizer), mb(m.saved),
+      mb(m.workspace), mb(m.sum()));
+}
+
 void run(const Options& o) {
-  nlohmann::json recipe = nlohmann::json::parse(read_file(o.recipe), nullptr, false, true);
-  check(!recipe.is_discarded(), "train: {} is not valid JSON", o.recipe);
+  nlohmann::json recipe = read_json(o.recipe, Comments::allow);
   for (const std::string& s : o.set) set_path(&recipe, s);
   const TrainConfig c = parse_train_config(recipe, o.recipe);
   check(!c.data.train.empty(), "{}: /data/train names no shards", o.recipe);
@@ -44,29 +53,28 @@ void run(const Options& o) {
                          .reset_at_documents = c.data.reset_at_documents};
   };
   Loader loader(loader_options(c.data.train), tokenizer.vocab_hash());
-  if (c.model_folder.empty())
-    check(c.model.vocab_size >= tokenizer.vocab_size(),
-          "{}: /model/vocab_size {} is less than the tokenizer's {}", o.recipe, c.model.vocab_size,
-          tokenizer.vocab_size());
-
   TrainerInputs in{.config = c, .device = device, .tokenizer = tokenizer};
   in.batches = loader.source();
   in.stream = open_shards(expand_shards(c.data.train));
   in.resume = o.resume;
   in.quiet = o.quiet;
   in.stop = [] { return stop_requested != 0; };
-  if (!c.data.validation.empty())
-    in.validate = [&, lo = loader_options(c.data.validation)](const LanguageModel& model) {
-      LoaderOptions fixed = lo;
-      fixed.shuffle = false;
-      Loader v(fixed, tokenizer.vocab_hash());
+  std::unique_ptr<Loader> validation;  // made now, so that what is wrong with it is said now
+  if (!c.data.validation.empty()) {
+    open_shards(expand_shards(c.data.validation));
+    LoaderOptions fixed = loader_options(c.data.validation);
+    fixed.shuffle = false;
+    validation = std::make_unique<Loader>(fixed, tokenizer.vocab_hash());
+    in.validate = [&](const LanguageModel& model) {
+      validation->seek(0);
       std::vector<Batch> batches;
       const int64_t n =
-          std::min(c.validation_batches, std::max<int64_t>(1, v.windows() / c.sequences));
-      for (int64_t i = 0; i < n; ++i) batches.push_back(v.next());
+          std::min(c.validation_batches, std::max<int64_t>(1, validation->windows() / c.sequences));
+      for (int64_t i = 0; i < n; ++i) batches.push_back(validation->next());
       const double loss = mean_loss(model, batches);
       return nlohmann::json{{"validation_loss", loss}, {"perplexity", std::exp(loss)}};
     };
+  }
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
   const TrainSummary s = train(std::move(in));
@@ -75,10 +83,9 @@ void run(const Options& o) {
     return;
   }
   fmt::print(
-      "{} steps, {} labelled tokens, last loss {:.4f}, {} skipped, {:.1f} s, {:.0f} MB peak "
-      "on {}; run folder {}\n",
-      s.steps, s.tokens, s.loss, s.skipped, s.seconds, double(s.peak_bytes) / 1e6, device.str(),
-      c.out);
+      "{} steps, {} labelled tokens, last loss {:.4f}, {} skipped, {:.1f} s; run folder {}\n",
+      s.steps, s.tokens, s.loss, s.skipped, s.seconds, c.out);
+  print_memory(s, device);
 }
 
 }  // namespace

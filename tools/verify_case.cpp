@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "autograd/tape.h"
+#include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/compare.h"
 #include "tensor/device_flags.h"
@@ -192,7 +193,7 @@ GoldenCase load_golden_case(const std::string& path) {
     }
     check_fits(c);
   } catch (const nlohmann::json::exception& e) {
-    fail("{}: metadata \"case\" is not the JSON expected: {}", path, e.what());
+    fail("{}: metadata \"case\" is not the JSON expected: {}", path, json_problem(e));
   } catch (const Error& e) {
     const std::string what = e.what();
     throw Error(what.find(path) == std::string::npos ? path + ": " + what : what);

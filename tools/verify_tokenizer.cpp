@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
 
@@ -25,7 +26,7 @@ void for_each_line(const std::string& path, const std::function<void(const json&
     try {
       fn(j);
     } catch (const json::exception& e) {
-      fail("{}:{}: {}", path, number, e.what());
+      fail("{}:{}: {}", path, number, json_problem(e));
     }
   }
   check(number > 0, "{}: holds no line", path);

@@ -20,7 +20,10 @@ RunLog::RunLog(const std::string& folder, int64_t from_step) : path_(folder + "/
   if (std::ifstream in(path_); in) {
     for (std::string line; std::getline(in, line);) {
       const json j = json::parse(line, nullptr, false);
-      if (j.is_object() && j.value("step", int64_t(0)) < from_step) kept += line + "\n";
+      if (!j.is_object()) continue;
+      const auto step = j.find("step");
+      if (step == j.end() || !step->is_number() || step->get<double>() < double(from_step))
+        kept += line + "\n";
     }
     write_file_atomically(path_, kept);
   }
@@ -34,8 +37,9 @@ RunLog::~RunLog() {
 
 void RunLog::write(const json& record) {
   const std::string line = record.dump() + "\n";
-  check(std::fwrite(line.data(), 1, line.size(), file_) == line.size() && std::fflush(file_) == 0,
-        "log: cannot write {}: {}", path_, std::strerror(errno));
+  const bool ok =
+      std::fwrite(line.data(), 1, line.size(), file_) == line.size() && std::fflush(file_) == 0;
+  check(ok, "log: cannot write {}: {}", path_, std::strerror(errno));
 }
 
 std::string short_count(double n) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
 #include "models/checkpoint.h"
+#include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
 #include "tensor/hash.h"
@@ -19,10 +19,8 @@ namespace {
 
 constexpr char kPrefix[] = "checkpoint-";
 
-json read_json(const std::string& file) {
-  std::ifstream in(file);
-  check(bool(in), "checkpoint: cannot open {}", file);
-  const json j = json::parse(in, nullptr, false);
+json read_object(const std::string& file) {
+  json j = read_json(file);
   check(j.is_object(), "checkpoint: {} is not a JSON object", file);
   return j;
 }
@@ -90,7 +88,7 @@ std::vector<std::string> list_checkpoints(const std::string& run) {
 }
 
 void verify_checkpoint(const std::string& folder) {
-  const json sums = read_json(folder + "/checksums.json");
+  const json sums = read_object(folder + "/checksums.json");
   for (const auto& [file, sum] : sums.items()) {
     const std::string path = folder + "/" + file;
     check(fs::exists(path), "checkpoint: {} is missing", path);
@@ -107,8 +105,7 @@ std::optional<std::string> newest_checkpoint(const std::string& run, std::string
       verify_checkpoint(folder);
       return folder;
     } catch (const Error& e) {
-      *note += fmt::format("{}{}; going back to an older checkpoint", note->empty() ? "" : "\n",
-                           e.what());
+      *note += fmt::format("{}{}", note->empty() ? "" : "; ", e.what());
     }
   }
   return std::nullopt;
@@ -123,12 +120,12 @@ LoopState load_checkpoint(const std::string& folder, LanguageModel& model, State
   optimizer->clear();
   for (const std::string& name : moments.names())
     optimizer->emplace_back(name, moments.get(name).clone());
-  const json j = read_json(folder + "/loop.json");
+  const json j = read_object(folder + "/loop.json");
   LoopState state;
   try {
     state = {j.at("step"), j.at("cursor"), j.at("skipped"), j.at("tokens"), j.at("extra")};
   } catch (const json::exception& e) {
-    fail("checkpoint: {}/loop.json: {}", folder, e.what());
+    fail("checkpoint: {}/loop.json: {}", folder, json_problem(e));
   }
   return state;
 }

@@ -1,6 +1,8 @@
 #include "train/shards.h"
 
 #include <cstring>
+#include <exception>
+#include <filesystem>
 
 #include "tensor/check.h"
 #include "tensor/file.h"
@@ -36,7 +38,7 @@ Shard::Shard(const std::string& path) : path_(path), file_(MappedFile::open(path
         kVersion);
   check(h.bytes_per_token == 2 || h.bytes_per_token == 4, "shard: {} has {} bytes per token", path,
         h.bytes_per_token);
-  check(h.tokens < (1ull << 60) && h.documents <= h.tokens + 1, "shard: {} has a broken header",
+  check(h.tokens < (1ull << 56) && h.documents <= h.tokens + 1, "shard: {} has a broken header",
         path);
   const int64_t token_bytes = padded(int64_t(h.tokens) * h.bytes_per_token);
   const int64_t want = int64_t(sizeof h) + token_bytes + 8 * (int64_t(h.documents) + 1);
@@ -63,9 +65,25 @@ void Shard::verify() const {
   const uint64_t sum =
       hash64(file_->data() + sizeof(Header), size_t(file_->size()) - sizeof(Header));
   check(sum == checksum_, "shard: {} is damaged (checksum differs)", path_);
+  for (int64_t d = 0; d < info_.documents; ++d)
+    check(index_[d] <= index_[d + 1], "shard: {} has a broken document index", path_);
   for (int64_t i = 0; i < info_.tokens; ++i)
     check(token(i) < info_.vocab_size, "shard: {} holds token id {} of a vocabulary of {}", path_,
           token(i), info_.vocab_size);
+}
+
+void verify_shards(std::span<const Shard> shards) {
+  std::vector<std::exception_ptr> failures(shards.size());
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < shards.size(); ++i) {
+    try {
+      shards[i].verify();
+    } catch (...) {
+      failures[i] = std::current_exception();
+    }
+  }
+  for (const std::exception_ptr& e : failures)
+    if (e) std::rethrow_exception(e);
 }
 
 bool is_shard_name(const std::string& name, const std::string& prefix) {
@@ -120,6 +138,8 @@ void ShardWriter::flush() {
   h.checksum = hash64(body, out.size() - sizeof h);
   std::memcpy(out.data(), &h, sizeof h);
   const std::string path = fmt::format("{}-{:05}.bin", prefix_, paths_.size());
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (!folder.empty()) std::filesystem::create_directories(folder);
   write_file_atomically(path, out);
   paths_.push_back(path);
   tokens_.clear();

@@ -50,11 +50,15 @@ class Shard {
   uint64_t checksum_ = 0;
 };
 
+// Verifies all of them, several at a time, and throws about the first that is not as it was
+// written.
+void verify_shards(std::span<const Shard> shards);
+
 // Whether `name` is one that ShardWriter gives to the shards of `prefix` (both without folder).
 bool is_shard_name(const std::string& name, const std::string& prefix);
 
 // Writes shards PREFIX-00000.bin, PREFIX-00001.bin, ... of about `tokens_per_shard` tokens; a
-// document is never cut. Each appears whole or not at all.
+// document is never cut. The folder is made; each appears whole or not at all.
 class ShardWriter {
  public:
   ShardWriter(std::string prefix, uint64_t vocab_hash, int64_t vocab_size,

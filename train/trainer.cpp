@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "models/checkpoint.h"
+#include "models/config_reader.h"
 #include "ops/matmul.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
@@ -59,6 +60,10 @@ std::unique_ptr<LanguageModel> starting_model(const TrainConfig& config, Device 
   } else {
     model = load_model(config.model_folder);
   }
+  for (const Shard& s : stream)
+    check(s.info().vocab_size <= model->config().vocab_size,
+          "train: the model's vocab_size {} is less than the {} of {}", model->config().vocab_size,
+          s.info().vocab_size, s.path());
   model->to(device);
   if (init.scheme == InitScheme::post) apply_post(*model, init.post_length);
   if (init.scheme == InitScheme::dami || report) {
@@ -87,8 +92,8 @@ std::vector<HeadReport> current_gates(const LanguageModel& model, const TrainerI
 
 // A run folder belongs to one recipe; how long it runs and what it prints may change.
 void check_same_recipe(const std::string& file, const json& now) {
-  const json before = json::parse(read_file(file), nullptr, false);
-  check(before.is_object(), "train: {} is not valid JSON", file);
+  const json before = read_json(file);
+  check(before.is_object(), "train: {} is not a JSON object", file);
   std::string differs;
   for (const auto& [key, value] : now.items()) {
     const bool free = key == "out" || key == "log_every" || key == "checkpoint_every" ||
@@ -139,6 +144,8 @@ class Run {
     summary.tokens = state_.tokens;
     summary.seconds = since(start);
     summary.peak_bytes = memory_stats(in_.device).peak;
+    summary.memory = training_memory(*model_, *optimizer_, saved_);
+    write_memory(summary);
     if (!summary.stopped) close();
     return summary;
   }
@@ -152,7 +159,9 @@ class Run {
     const std::string recipe = c_.out + "/recipe.json";
     std::string note;
     const auto found = newest_checkpoint(c_.out, &note);
-    if (!note.empty()) fmt::print(stderr, "ebb: warning: {}\n", note);
+    check(found || note.empty(),
+          "train: no checkpoint in {} is intact: {}; remove them to begin anew", c_.out, note);
+    if (!note.empty()) fmt::print(stderr, "ebb: warning: {}; going back to {}\n", note, *found);
     check(!found || in_.resume,
           "train: {} holds checkpoints already; give --resume to go on from "
           "them or choose another \"out\"",
@@ -161,6 +170,9 @@ class Run {
     std::vector<HeadReport> gates;
     model_ =
         starting_model(c_, in_.device, in_.stream, in_.stream.empty() || found ? nullptr : &gates);
+    check(model_->config().vocab_size >= in_.tokenizer.vocab_size(),
+          "train: the model's vocab_size {} is less than the tokenizer's {}",
+          model_->config().vocab_size, in_.tokenizer.vocab_size());
     StateDict moments;
     if (found) {
       state_ = load_checkpoint(*found, *model_, &moments);
@@ -188,7 +200,8 @@ class Run {
     std::vector<Batch> batches;
     for (int64_t i = 0; i < c_.accumulate; ++i) batches.push_back(in_.batches.next());
     const StepResult r = train_step(*model_, *optimizer_, batches,
-                                    c_.optim.lr * schedule_factor(c_.optim, state_.step, c_.steps));
+                                    c_.optim.lr * schedule_factor(c_.optim, state_.step, c_.steps),
+                                    saved_ ? nullptr : &saved_);  // every step has the same shapes
     ++state_.step;
     state_.cursor = in_.batches.cursor();
     state_.tokens += r.tokens;
@@ -225,6 +238,15 @@ class Run {
     save_checkpoint(c_.out, *model_, in_.tokenizer, optimizer_->state_dict(), state_, c_.keep_last);
   }
 
+  void write_memory(const TrainSummary& s) const {
+    const TrainingMemory& m = s.memory;
+    const json j = {{"device", in_.device.str()}, {"peak", s.peak_bytes},
+                    {"weights", m.weights},       {"gradients", m.gradients},
+                    {"optimizer", m.optimizer},   {"saved", m.saved},
+                    {"workspace", m.workspace},   {"sum", m.sum()}};
+    write_file_atomically(c_.out + "/memory.json", j.dump(1) + "\n");
+  }
+
   void close() {
     save_model(c_.out + "/final", *model_, &in_.tokenizer);
     if (!in_.stream.empty())
@@ -238,6 +260,7 @@ class Run {
   std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<AdamW> optimizer_;
   LoopState state_;
+  int64_t saved_ = 0;  // bytes the tape keeps in one step
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The training loop: recipe -> run folder. tools/train.cpp hands in what training needs from
 // elsewhere (batches, validation).
 //
-// RUN/recipe.json (resolved), metrics.jsonl, metrics.csv, checkpoint-*/, gates_initial.json,
-// gates_final.json, final/ (a model folder).
+// RUN/recipe.json (resolved), metrics.jsonl, metrics.csv, memory.json, checkpoint-*/,
+// gates_initial.json, gates_final.json, final/ (a model folder).
 #pragma once
 #include <functional>
 #include <memory>
@@ -46,7 +46,8 @@ struct TrainSummary {
   double loss = 0;         // of the last of them
   double seconds = 0;      // of this process's steps
   bool stopped = false;    // by `stop`, before the last step
-  int64_t peak_bytes = 0;  // of the device
+  int64_t peak_bytes = 0;  // of the device, as its allocator saw it
+  TrainingMemory memory = {};
 };
 
 TrainSummary train(TrainerInputs in);

@@ -1,0 +1,419 @@
+// Bad input to every command: one clear line on standard error, the exit code, nothing left behind.
+// A row is a command, '@' standing for a folder of good and broken files, and what the line says.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "tensor/device.h"
+#include "tensor/file.h"
+#include "tensor/safetensors.h"
+#include "tests/cli.h"
+#include "tests/model_folder.h"
+#include "train/shards.h"
+
+namespace ebb::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct Row {
+  const char* command;
+  int code;
+  const char* says;  // regular expression
+};
+
+// Good and broken inputs, made once.
+class BadInput : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    scratch_ = std::make_unique<ScratchFolder>();
+    write("text.txt", some_text(4000));
+    write("empty.txt", "");
+    write("file", "not a folder");
+    write("broken.json", "{\n \"a\": 1,\n \"b\" 2\n}\n");
+    write("lines.jsonl", "{\"text\": \"a\"}\n{\"text\": \n");
+    fs::create_directories(at("folder"));
+    save_small_model(at("model"));
+    make_shards();
+    make_broken_models();
+    make_recipes();
+    make_runs();
+  }
+  static void TearDownTestSuite() { scratch_.reset(); }
+
+  static std::string at(const std::string& name) { return scratch_->path() + "/" + name; }
+  static void write(const std::string& name, const std::string& text) {
+    fs::create_directories(fs::path(at(name)).parent_path());
+    write_file_atomically(at(name), text);
+  }
+  static void copy_model(const std::string& to) {
+    fs::copy(at("model"), at(to), fs::copy_options::recursive);
+  }
+
+  static void make_shards() {
+    ShardWriter bytes(at("data/text"), Tokenizer::bytes().vocab_hash(), 257);
+    bytes.add(Tokenizer::bytes().encode_document(some_text(4000)));
+    bytes.finish();
+    ShardWriter other(at("data/other"), 12345, 257);
+    other.add(Tokenizer::bytes().encode_document(some_text(4000)));
+    other.finish();
+    const std::string good = read_file(at("data/text-00000.bin"));
+    std::string flipped = good;
+    flipped[2000] ^= 1;
+    write("data/flipped-00000.bin", flipped);
+    write("data/short-00000.bin", good.substr(0, good.size() / 2));
+  }
+
+  static void make_broken_models() {
+    const std::string config = read_file(at("model/config.json"));
+    const auto with = [&](const std::string& name, const std::string& key, const json& value) {
+      copy_model(name);
+      json j = json::parse(config);
+      j[key] = value;
+      write(name + "/config.json", j.dump());
+    };
+    with("m_type", "model_type", "gated_deltanets");
+    with("m_width", "hidden_size", 48);
+    with("m_word", "num_heads", "two");
+    with("m_negative", "num_hidden_layers", -1);
+    with("m_small_vocabulary", "vocab_size", 100);
+    copy_model("m_config");
+    write("m_config/config.json", read_file(at("broken.json")));
+    copy_model("m_cut");
+    const std::string weights = read_file(at("model/model.safetensors"));
+    write("m_cut/model.safetensors", weights.substr(0, weights.size() / 2));
+    copy_model("m_text");
+    write("m_text/model.safetensors", "these are not weights");
+    copy_model("m_no_weights");
+    fs::remove(at("m_no_weights/model.safetensors"));
+    copy_model("m_no_tokenizer");
+    fs::remove(at("m_no_tokenizer/tokenizer.json"));
+    copy_model("m_tokenizer");
+    write("m_tokenizer/tokenizer.json", "{\"ebb_tokenizer\": 3}");
+    copy_model("m_tokenizer_broken");
+    write("m_tokenizer_broken/tokenizer.json", "{");
+    copy_model("m_missing_tensor");
+    const SafeTensors file(at("model/model.safetensors"));
+    StateDict fewer;
+    for (const std::string& n : file.names())
+      if (n != "model.norm.weight") fewer.emplace_back(n, file.get(n));
+    save_safetensors(at("m_missing_tensor/model.safetensors"), fewer, {});
+    auto tiny = small_model();
+    ModelConfig small = tiny->config();
+    small.vocab_size = 100;
+    const auto narrow = make_model(small);
+    save_model(at("m_narrow"), *narrow);
+  }
+
+  static void make_recipes() {
+    const json recipe = {{"model",
+                          {{"model_type", "gated_deltanet"},
+                           {"vocab_size", 257},
+                           {"hidden_size", 32},
+                           {"num_hidden_layers", 1},
+                           {"num_heads", 2},
+                           {"head_dim", 8},
+                           {"intermediate_size", 48}}},
+                         {"init", {{"calibration_sequences", 1}, {"calibration_length", 64}}},
+                         {"data", {{"train", {at("data/text")}}}},
+                         {"steps", 3},
+                         {"sequences", 2},
+                         {"length", 32},
+                         {"dtype", "f32"},
+                         {"checkpoint_every", 1},
+                         {"out", at("out/run")}};
+    write("recipe.json", recipe.dump());
+    json no_data = recipe;
+    no_data.erase("data");
+    write("no_data.json", no_data.dump());
+    json unknown = recipe;
+    unknown["optim"] = {{"learning_rate", 1e-3}, {"warmpu", 0.1}};
+    unknown["model"]["n_heads"] = 4;
+    write("unknown.json", unknown.dump());
+  }
+
+  static void make_runs() {
+    ASSERT_EQ(run("train @/recipe.json --device cpu --quiet --set out=@/run").code, 0);
+    fs::copy(at("run"), at("damaged_run"), fs::copy_options::recursive);
+    for (const auto& e : fs::directory_iterator(at("damaged_run")))
+      if (e.path().filename().string().starts_with("checkpoint-"))
+        write_file_atomically((e.path() / "model.safetensors").string(), "damaged");
+    write("r_recipe/recipe.json", "{");
+    write("r_metrics/metrics.jsonl", "{\"step\": 1}\nnonsense\n{\"step\": 3}\n");
+    write("r_gates/gates_initial.json", "[{\"layer\": null, \"head\": 0}]");
+    write("r_results/results.json", "{\"command\": \"eval\", \"models\": 7}");
+    write("niah/niah_single_1_256.jsonl", "{\"input\": 1}\n");
+    write("niah2/niah_single_1_256.jsonl", "{\n");
+    write("cases/ops/rms_norm/broken.safetensors", "nothing");
+  }
+
+  static CliResult run(std::string command) {
+    for (size_t i; (i = command.find('@')) != std::string::npos;)
+      command.replace(i, 1, scratch_->path());
+    return run_ebb(command);
+  }
+  // Files and their sizes, what is below out/ left aside.
+  static std::vector<std::string> listing() {
+    std::vector<std::string> out;
+    for (const auto& e : fs::recursive_directory_iterator(scratch_->path())) {
+      const std::string name = e.path().string().substr(scratch_->path().size());
+      if (!name.starts_with("/out"))
+        out.push_back(e.is_regular_file() ? name + " " + std::to_string(e.file_size()) : name);
+    }
+    std::sort(out.begin(), out.end());
+    return out;
+  }
+
+  static void expect_refused(const std::vector<Row>& rows) {
+    for (const Row& row : rows) {
+      const std::vector<std::string> before = listing();
+      const CliResult r = run(row.command);
+      EXPECT_EQ(r.code, row.code) << row.command << "\n" << r.err;
+      EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << row.command << "\n" << r.err;
+      EXPECT_TRUE(r.err.starts_with("ebb: error: ")) << row.command << "\n" << r.err;
+      EXPECT_TRUE(std::regex_search(r.err, std::regex(row.says)))
+          << row.command << "\nsays " << r.err << "want " << row.says;
+      EXPECT_EQ(r.err.find("json.exception"), std::string::npos) << row.command << "\n" << r.err;
+      EXPECT_EQ(listing(), before) << row.command;
+      if (fs::exists(at("out")))
+        for (const auto& e : fs::recursive_directory_iterator(at("out"))) {
+          const std::string name = e.path().filename().string();
+          EXPECT_TRUE(name[0] != '.' && name.find(".tmp-") == std::string::npos) << e.path();
+        }
+      fs::remove_all(at("out"));
+    }
+  }
+
+  static std::unique_ptr<ScratchFolder> scratch_;
+};
+
+std::unique_ptr<ScratchFolder> BadInput::scratch_;
+
+TEST_F(BadInput, Tokenize) {
+  expect_refused({
+      {"tokenize @/none.txt --tokenizer bytes --out @/out/t", 1, "none.txt does not exist"},
+      {"tokenize @/folder --tokenizer bytes --out @/out/t", 1, "folder is not a file"},
+      {"tokenize @/empty.txt --tokenizer bytes --out @/out/t", 1, "no text in the input"},
+      {"tokenize @/lines.jsonl --tokenizer bytes --out @/out/t", 1, "lines.jsonl:2: not a JSON"},
+      {"tokenize @/lines.jsonl --field txt --tokenizer bytes --out @/out/t", 1,
+       "lines.jsonl:1: field \"txt\" is missing"},
+      {"tokenize @/text.txt --tokenizer @/none --out @/out/t", 1, "/none: No such file"},
+      {"tokenize @/text.txt --tokenizer @/folder --out @/out/t", 1,
+       "holds neither tokenizer.model"},
+      {"tokenize @/text.txt --tokenizer @/text.txt --out @/out/t", 1,
+       "text.txt is not a SentencePiece model"},
+      {"tokenize @/text.txt --tokenizer @/m_tokenizer --out @/out/t", 1, "not one that ebb reads"},
+      {"tokenize @/text.txt --tokenizer @/m_tokenizer_broken --out @/out/t", 1,
+       "tokenizer.json is not valid JSON: line 1"},
+      {"tokenize @/text.txt --tokenizer bytes --out @/file/t", 1, "file"},
+      {"tokenize @/text.txt --tokenizer bytes", 2, "--out is required"},
+      {"tokenise @/text.txt", 2, "did you mean 'tokenize'"},
+  });
+}
+
+TEST_F(BadInput, Init) {
+  expect_refused({
+      {"init --model @/none --scheme post --out @/out/m", 1, "neither a model folder nor a preset"},
+      {"init --model gdn-10m --scheme post --out @/out/m", 1, "did you mean gdn-100m"},
+      {"init --model @/folder --scheme post --out @/out/m", 1, "folder/config.json"},
+      {"init --model @/m_cut --scheme post --out @/out/m", 1, "cut short or damaged"},
+      {"init --model @/model --scheme posts --out @/out/m", 2, "posts"},
+      {"init --model @/model --scheme dami --out @/out/m", 2, "--tokens"},
+      {"init --model @/model --scheme dami --tokens @/none --out @/out/m", 1, "no shard .*none"},
+      {"init --model @/model --scheme dami --tokens @/text.txt --out @/out/m", 2, "--tokenizer"},
+      {"init --model @/model --scheme dami --tokens @/text.txt --tokenizer bytes --out @/out/m", 1,
+       "gives 4001 tokens, 8 x 4096 are asked for"},
+      {"init --model @/m_narrow --scheme dami --tokens @/data/text --out @/out/m", 1,
+       "a vocabulary of 257, and the model's has 100"},
+      {"init --model @/model --scheme dami --tokens @/data/text --set dami.taumax=9 --out @/out/m",
+       2, "/init/dami/taumax: unknown; did you mean tau_max"},
+      {"init --model @/model --scheme post --out @/model", 1, "model exists already"},
+      {"init --model @/model --scheme post --out @/file/m", 1, "file"},
+  });
+}
+
+TEST_F(BadInput, TrainRecipes) {
+  expect_refused({
+      {"train @/none.json", 1, "cannot read .*none.json: No such file"},
+      {"train @/folder", 1, "cannot read .*folder: Is a directory"},
+      {"train @/broken.json", 1, "broken.json is not valid JSON: line 3, column"},
+      {"train @/text.txt", 1, "text.txt is not valid JSON: line 1"},
+      {"train @/no_data.json", 1, "/data/train names no shards"},
+      // All mistakes at once, each with its path.
+      {"train @/unknown.json", 1, "/model/n_heads: unknown; did you mean num_heads"},
+      {"train @/unknown.json --set model.n_heads=null", 1, "n_heads"},
+      {"train @/recipe.json --set optim.warmpu=1 --set step=3", 1,
+       "2 mistakes .*/optim/warmpu: unknown; did you mean warmup\\?.*/step: unknown; did you mean "
+       "steps\\?"},
+      {"train @/recipe.json --set optim.lr=fast", 1, "/optim/lr: want a number, got \"fast\""},
+      {"train @/recipe.json --set steps=-1", 1, "/steps: must be at least 0"},
+      {"train @/recipe.json --set steps=1e300", 1, "/steps: want a whole number"},
+      {"train @/recipe.json --set steps=99999999999999999999", 1, "/steps"},
+      {"train @/recipe.json --set init.scheme=damy", 1, "did you mean dami"},
+      {"train @/recipe.json --set model.model_type=gated_delta", 1, "did you mean gated_deltanet"},
+      {"train @/recipe.json --set nothing", 1, "--set nothing: want path=value"},
+      {"train @/recipe.json --set steps.deep=1", 1, "--set steps.deep=1"},
+      {"train @/recipe.json --device gpu", 2, "device 'gpu'"},
+      {"train @/recipe.json --device cpu --set dtype=bf16", 1, "bf16 needs a GPU"},
+      {"train", 2, "recipe is required"},
+  });
+}
+
+TEST_F(BadInput, TrainDataAndFolders) {
+  const std::string cpu = "train @/recipe.json --device cpu --quiet ";
+  std::vector<std::pair<std::string, const char*>> cases = {
+      {"--set data.train='[\"@/data/none\"]'", "no shard .*none"},
+      {"--set data.train='[\"@/folder\"]'", "no shard .*folder"},
+      {"--set data.train='[\"@/text.txt\"]'", "text.txt is not a token shard"},
+      {"--set data.train='[\"@/empty.txt\"]'", "empty.txt has 0 bytes"},
+      {"--set data.train='[\"@/data/short\"]'", "short-00000.bin .*truncated or damaged"},
+      {"--set data.train='[\"@/data/flipped\"]'", "flipped-00000.bin is damaged .checksum"},
+      {"--set data.train='[\"@/data/other\"]'", "other-00000.bin was tokenized with another"},
+      {"--set data.validation='[\"@/data/other\"]'", "other-00000.bin was tokenized with another"},
+      {"--set data.validation='[\"@/data/flipped\"]'", "flipped-00000.bin is damaged"},
+      {"--set length=100000", "too few for one window"},
+      {"--set init.calibration_length=100000", "calibration: the stream has 4001 tokens"},
+      {"--set data.tokenizer=@/none", "/none: No such file"},
+      {"--set model.vocab_size=100", "vocab_size 100 is less than the 257 of .*text-00000.bin"},
+      {"--set model='{\"folder\": \"@/none\"}'", "none: there is no such model folder"},
+      {"--set model='{\"folder\": \"@/m_narrow\"}'", "vocab_size 100 is less than"},
+      {"--set model='{\"folder\": \"@/m_cut\"}'", "cut short or damaged"},
+      {"--set model='{\"preset\": \"gdn-1b\"}'", "preset 'gdn-1b' does not exist"},
+      {"--set out=@/file", "file"},
+      {"--set out=@/file/run", "file"},
+      {"--set out=", "names no run folder"},
+      {"--set out=@/run", "holds checkpoints already; give --resume"},
+      {"--resume --set out=@/run --set optim.lr=1", "different: optim"},
+      {"--resume --set out=@/damaged_run", "no checkpoint in .*damaged_run is intact"},
+  };
+  for (const auto& [more, says] : cases) {
+    const std::string command = cpu + more;
+    expect_refused({{command.c_str(), 1, says}});
+  }
+}
+
+TEST_F(BadInput, NoGpu) {
+  if (cuda_device_count() > 0) GTEST_SKIP() << "there is a GPU here";
+  for (const std::string command :
+       {"train @/recipe.json", "generate --model @/model --prompt a", "inspect @/model",
+        "init --model @/model --scheme post --out @/out/m", "verify @/cases",
+        "eval --model @/model --task perplexity --tokens @/data/text --out @/out/e"}) {
+    const std::string on_gpu = command + std::string(" --device cuda");
+    expect_refused({{on_gpu.c_str(), 1, "no GPU"}});
+  }
+}
+
+TEST_F(BadInput, ModelFoldersHoweverTheyAreRead) {
+  const std::vector<std::pair<std::string, std::string>> folders = {
+      {"m_type", "/model_type: \"gated_deltanets\" is not supported; did you mean gated_deltanet"},
+      {"m_word", "/num_heads: want a whole number, got \"two\""},
+      {"m_negative", "/num_hidden_layers: must be at least 1"},
+      {"m_width", "embeddings.weight"},
+      {"m_config", "m_config/config.json is not valid JSON: line 3"},
+      {"m_cut", "m_cut/model.safetensors.*cut short or damaged"},
+      {"m_text", "m_text/model.safetensors"},
+      {"m_missing_tensor", "missing.*model.norm.weight"},
+  };
+  for (const auto& [folder, says] : folders)
+    for (const std::string& command :
+         {"inspect @/" + folder, "generate --prompt a --model @/" + folder,
+          "init --scheme post --out @/out/m --model @/" + folder})
+      expect_refused({{command.c_str(), 1, says.c_str()}});
+}
+
+TEST_F(BadInput, Inspect) {
+  expect_refused({
+      {"inspect @/none", 1, "neither a model folder nor a preset"},
+      {"inspect @/file", 1, "neither a model folder nor a preset"},
+      {"inspect @/folder", 1, "cannot read .*folder/config.json"},
+      {"inspect @/m_no_weights", 1, "m_no_weights/model.safetensors"},
+      {"inspect @/model --tokens @/none", 1, "none"},
+      {"inspect @/model --tokens @/data/short", 1, "truncated or damaged"},
+      {"inspect @/model --tokens @/text.txt --tokenizer bytes --length 0", 2, "want at least 1"},
+      {"inspect @/model --json @/file/out.json", 1, "file"},
+      {"inspect @/model --json @/folder", 1, "folder: it is a folder"},
+  });
+}
+
+TEST_F(BadInput, Eval) {
+  expect_refused({
+      {"eval --model @/none --task perplexity --tokens @/data/text --out @/out/e", 1,
+       "there is no folder .*none"},
+      {"eval --model @/folder --task perplexity --tokens @/data/text --out @/out/e", 1,
+       "holds neither config.json"},
+      {"eval --model @/damaged_run --tokenizer bytes --task perplexity --tokens @/data/other "
+       "--out @/out/e",
+       1, "another tokenizer"},
+      {"eval --model @/model --task perplexity --tokens @/data/none --out @/out/e", 1, "no shard"},
+      {"eval --model @/model --task perplexity --tokens @/data/flipped --out @/out/e", 1,
+       "flipped-00000.bin is damaged"},
+      {"eval --model @/model --task perplexity --tokens @/data/other --out @/out/e", 1,
+       "another tokenizer"},
+      {"eval --model @/model --task perplexity --tokens @/data/text --out @/file", 1, "file"},
+      {"eval --model @/m_no_tokenizer --task perplexity --tokens @/data/text --out @/out/e", 1,
+       "holds neither tokenizer.model"},
+      {"eval --model @/m_narrow --tokenizer bytes --task perplexity --tokens @/data/text "
+       "--out @/out/e",
+       1, "100 token ids, its tokenizer 257"},
+      {"eval --model @/model --task perplexty --tokens @/data/text --out @/out/e", 2,
+       "did you mean perplexity"},
+      {"eval --model @/model --task niah_single_1 --lengths 256 --samples 1 --data @/niah "
+       "--out @/out/e",
+       1, "niah_single_1_256.jsonl:1: field 'input'"},
+      {"eval --model @/model --task niah_single_1 --lengths 256 --samples 1 --data @/niah2 "
+       "--out @/out/e",
+       1, "niah_single_1_256.jsonl:1: not valid JSON"},
+      {"eval --model @/model --task niah_single_1 --lengths 1024 --samples 1 --data @/file "
+       "--out @/out/e",
+       1, "file"},
+      {"eval --model @/model --task niah_single_2 --lengths 1024 --samples 1 --data @/out/d "
+       "--haystack @/none --out @/out/e",
+       1, "none"},
+  });
+}
+
+TEST_F(BadInput, Generate) {
+  expect_refused({
+      {"generate --model @/none --prompt a", 1, "there is no folder"},
+      {"generate --model @/model --prompt ''", 1, "the prompt is empty"},
+      {"generate --model @/model --prompt-file @/empty.txt", 1, "empty.txt is empty"},
+      {"generate --model @/model --prompt-file @/folder", 1, "folder"},
+      {"generate --model @/model --prompt-file @/lines.jsonl --field text", 1,
+       "lines.jsonl:2: not a JSON object"},
+      {"generate --model @/m_no_tokenizer --prompt a", 1, "holds neither tokenizer.model"},
+      {"generate --model @/m_tokenizer --prompt a", 1, "not one that ebb reads"},
+      {"generate --model @/m_narrow --tokenizer bytes --prompt a", 1, "its tokenizer 257"},
+  });
+}
+
+TEST_F(BadInput, Report) {
+  expect_refused({
+      {"report @/none --out @/out/r.html", 1, "there is no folder"},
+      {"report @/file --out @/out/r.html", 1, "there is no folder"},
+      {"report @/folder --out @/out/r.html", 1, "holds none of"},
+      {"report @/r_recipe --out @/out/r.html", 1, "recipe.json is not valid JSON: line 1"},
+      {"report @/r_metrics --out @/out/r.html", 1, "metrics.jsonl:2: not a record"},
+      {"report @/r_gates --out @/out/r.html", 1, "gates_initial.json: a gate without the number"},
+      {"report @/r_results --out @/out/r.html", 1, "results.json is not a result of ebb eval"},
+      {"report @/run --out @/folder", 1, "folder: it is a folder"},
+      {"report @/run --out @/file/r.html", 1, "file"},
+  });
+}
+
+TEST_F(BadInput, Verify) {
+  expect_refused({
+      {"verify @/none", 1, "none"},
+      {"verify @/folder", 1, "no golden case found"},
+      {"verify", 2, "paths is required"},
+  });
+  const CliResult r = run("verify @/cases");
+  EXPECT_EQ(r.code, 1);
+  EXPECT_TRUE(std::regex_search(r.out, std::regex("broken.*safetensors"))) << r.out << r.err;
+}
+
+}  // namespace
+}  // namespace ebb::testing
