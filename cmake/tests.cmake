@@ -17,6 +17,7 @@ set(EBB_UNIT_TESTS
   file_test.cpp
   gradcheck_test.cpp
   large_cpu_test.cpp
+  known_faults_model_test.cpp
   memory_test.cpp
   optimizer_test.cpp
   random_test.cpp
