@@ -1,8 +1,14 @@
 // Recipes: strict reading, all mistakes at once; schedules.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
+#include <regex>
+#include <sstream>
+
 #include "models/config.h"
 #include "tensor/check.h"
+#include "tensor/file.h"
 #include "train/config.h"
 
 namespace ebb {
@@ -37,6 +43,62 @@ TEST(Config, NumbersBeyondTheirRangeAreRefused) {
                   .find("/steps: want a whole number"),
               std::string::npos)
         << steps;
+}
+
+// The tables of docs/guide.md: "/optim/lr" -> "6e-4". A row may name several keys, with a default
+// for each or one for all.
+std::map<std::string, std::string> keys_of_the_guide() {
+  std::map<std::string, std::string> out;
+  std::istringstream lines(read_file(EBB_TEST_DATA "/../../docs/guide.md"));
+  const std::regex words("`([^`]+)`"), commas(", *");
+  std::string section = "none";
+  for (std::string line; std::getline(lines, line);) {
+    std::smatch m;
+    if (std::regex_match(line, m, std::regex("\\| key(?: of `(\\w+)`)? \\| default \\|.*"))) {
+      section = m[1].length() ? "/" + m[1].str() + "/" : "/";
+    } else if (line.empty()) {
+      section = "none";
+    } else if (section != "none" &&
+               std::regex_match(line, m, std::regex("\\| (`[^|]+) \\| ([^|]*) \\|.*"))) {
+      const std::string names = m[1], cell = std::regex_replace(m[2].str(), std::regex("`"), "");
+      const std::vector<std::string> defaults(
+          std::sregex_token_iterator(cell.begin(), cell.end(), commas, -1), {});
+      size_t i = 0;
+      for (std::sregex_iterator k(names.begin(), names.end(), words), end; k != end; ++k, ++i) {
+        std::string key = section + (*k)[1].str();
+        std::replace(key.begin(), key.end(), '.', '/');
+        out[key] = defaults[std::min(i, defaults.size() - 1)];
+      }
+    }
+  }
+  return out;
+}
+
+TEST(Config, TheGuideNamesEveryKeyAndItsDefault) {
+  const auto guide = keys_of_the_guide();
+  TrainConfig config;
+  json keys = config.resolved().flatten();
+  json model = config.model.to_json();
+  model.erase("architectures");
+  for (const auto& [key, value] : model.items()) keys["/model/" + key] = value;
+  for (const auto& [key, value] : keys.items()) {
+    const auto row = guide.find(key);
+    if (row == guide.end()) {
+      ADD_FAILURE() << "docs/guide.md has no row for " << key;
+      continue;
+    }
+    const json said = json::parse(row->second, nullptr, false);
+    // Words stand for what is required, absent or derived from others.
+    if (!said.is_discarded())
+      EXPECT_EQ(said.is_number() ? json(said.get<double>()) : said,
+                value.is_number() ? json(value.get<double>()) : value)
+          << key;
+    else if (value.is_string() && !value.get<std::string>().empty() && row->second != "required")
+      EXPECT_EQ(row->second, value.get<std::string>()) << key;
+    else
+      EXPECT_TRUE(value.is_null() || value.empty() || row->second == "required")
+          << key << " is " << value << ", the guide says " << row->second;
+  }
 }
 
 TEST(Config, ModelSectionIsStrict) {
