@@ -52,7 +52,6 @@ int main() {
                 {.full_jacobian = true});
   fmt::print("gradients {}, largest relative error {:.1e} {}\n", r.ok ? "right" : "WRONG", r.worst,
              r.message);
-
   const Var leaf = Var::leaf(w);
   backward(sum(dynamic_tanh(x, leaf, 0.5)));
   fmt::print("d(sum y)/dw = {}\n", leaf.grad().str());

@@ -168,11 +168,17 @@ def run():
         rows.append(row)
         print("  ".join(f"{k}={v:.4f}" if isinstance(v, float) else f"{k}={v}"
                         for k, v in row.items()), flush=True)
-    if args.json:
-        import fla
-        with open(args.json, "w") as f:
-            json.dump({"gpu": torch.cuda.get_device_name(), "peer": f"flash-linear-attention "
-                       f"{fla.__version__}", "torch": torch.__version__, "results": rows}, f, indent=1)
+        write(args.json, rows)
+
+
+def write(path, rows):
+    """After every row, so that what a time limit cuts off costs nothing else."""
+    if not path:
+        return
+    import fla
+    with open(path, "w") as f:
+        json.dump({"gpu": torch.cuda.get_device_name(), "peer": f"flash-linear-attention "
+                   f"{fla.__version__}", "torch": torch.__version__, "results": rows}, f, indent=1)
 
 
 if __name__ == "__main__":
