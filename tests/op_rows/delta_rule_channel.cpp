@@ -131,9 +131,12 @@ std::vector<OpCase> channel_cases(Draw& draw, DeltaGates gates) {
 }
 
 // Normalisation, raw gate and sigmoid as options of the operator: against the same in f64 by hand.
+// Several heads, since the gradient of A_log is a sum over a head's tokens and channels: of one or
+// two heads it can nearly cancel, and an error relative to what is left says nothing.
 OpCase raw_case(Draw& draw, DeltaGates gates, double bound) {
   const bool kimi = gates == DeltaGates::kda;
-  const Shape qk{2, 21, 1, 6}, v{2, 21, 2, 5}, wide{2, 21, 2, 6};
+  constexpr int64_t kHeads = 6;
+  const Shape qk{2, 21, 3, 6}, v{2, 21, kHeads, 5}, wide{2, 21, kHeads, 6};
   OpCase c;
   c.name = std::string(kimi ? "kda_raw" : "gdn2_raw") + (bound < 0 ? "_bounded" : "");
   c.inputs = {{"q", draw.normal(qk)},
@@ -142,8 +145,8 @@ OpCase raw_case(Draw& draw, DeltaGates gates, double bound) {
               {"z", draw.normal(wide)},
               {"b", draw.normal(kimi ? v.first(3) : wide)},
               {"w", kimi ? Tensor() : draw.normal(v)},
-              {.name = "A_log", .value = draw.uniform({2}, -1, 0.5), .parameter = true},
-              {.name = "dt_bias", .value = draw.normal({2, 6}), .parameter = true}};
+              {.name = "A_log", .value = draw.uniform({kHeads}, -1, 0.5), .parameter = true},
+              {.name = "dt_bias", .value = draw.normal({kHeads, 6}), .parameter = true}};
   c.run = [kimi, bound](std::span<const Var> in) {
     const DeltaRuleOptions options{.scale = 0.4,
                                    .want_final_state = true,
@@ -174,8 +177,8 @@ OpCase raw_case(Draw& draw, DeltaGates gates, double bound) {
       return out;
     };
     const Tensor g = each(in[3], [&](int64_t i, double z) {
-      const double a = std::exp(in[6].data<double>()[i / 6 % 2]);
-      const double y = z + in[7].data<double>()[i % 12];
+      const double a = std::exp(in[6].data<double>()[i / 6 % kHeads]);
+      const double y = z + in[7].data<double>()[i % (6 * kHeads)];
       return bound < 0 ? bound * sigmoid(a * y) : -a * std::log1p(std::exp(y));
     });
     const Tensor erase = each(in[4], [&](int64_t, double x) { return 2 * sigmoid(x); });
