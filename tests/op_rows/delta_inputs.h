@@ -1,12 +1,88 @@
-// Inputs of the delta family's rows.
+// Cases and inputs that the rows of the delta family share.
 #pragma once
 #include <cmath>
 
+#include "ops/delta_rule.h"
 #include "tests/op_table.h"
 
 namespace ebb::testing {
 
 enum class Decay { usual, extreme, none };
+
+struct DeltaCase {
+  std::string name = {};
+  int64_t batch = 1, time = 1, heads = 1, value_heads = 1, key_dim = 8, value_dim = 8;
+  std::vector<int64_t> cu = {};
+  bool h0 = true, final_state = true;
+  double erase_max = 1;  // of beta, or of the erase gate
+  Decay decay = Decay::usual;
+  int64_t chunk = 64;
+};
+
+inline std::vector<DeltaCase> delta_cases() {
+  return {
+      {.name = "t1",
+       .batch = 2,
+       .time = 1,
+       .heads = 4,
+       .value_heads = 8,
+       .key_dim = 16,
+       .value_dim = 32},
+      {.name = "tiny", .time = 3, .key_dim = 2, .value_dim = 2},
+      {.name = "t17_odd", .time = 17, .heads = 2, .value_heads = 2, .key_dim = 5, .value_dim = 7},
+      {.name = "t63_nostate", .time = 63, .key_dim = 16, .h0 = false, .final_state = false},
+      {.name = "t64", .batch = 2, .time = 64, .key_dim = 32, .value_dim = 16},
+      {.name = "t65", .time = 65, .heads = 2, .value_heads = 2, .key_dim = 16, .value_dim = 32},
+      {.name = "t97_noh0", .batch = 2, .time = 97, .key_dim = 16, .value_dim = 33, .h0 = false},
+      {.name = "t130_nofinal", .time = 130, .key_dim = 24, .value_dim = 40, .final_state = false},
+      {.name = "t200_k64_v128", .time = 200, .key_dim = 64, .value_dim = 128},
+      {.name = "gva",
+       .batch = 2,
+       .time = 80,
+       .heads = 2,
+       .value_heads = 6,
+       .key_dim = 16,
+       .value_dim = 16},
+      {.name = "packed",
+       .batch = 1,
+       .time = 200,
+       .heads = 2,
+       .value_heads = 2,
+       .key_dim = 16,
+       .value_dim = 24,
+       .cu = {0, 0, 1, 66, 66, 130, 197, 200, 200}},
+      {.name = "packed_gva",
+       .batch = 2,
+       .time = 70,
+       .heads = 1,
+       .value_heads = 2,
+       .key_dim = 7,
+       .value_dim = 5,
+       .cu = {0, 65, 65, 140},
+       .h0 = false},
+      {.name = "neg_eigval", .time = 66, .key_dim = 16, .value_dim = 32, .erase_max = 2},
+      {.name = "extreme", .time = 150, .key_dim = 16, .value_dim = 16, .decay = Decay::extreme},
+      {.name = "ungated", .time = 100, .key_dim = 16, .value_dim = 16, .decay = Decay::none},
+      {.name = "empty", .batch = 2, .time = 0, .heads = 2, .value_heads = 2},
+      {.name = "chunk16", .time = 70, .key_dim = 16, .value_dim = 16, .chunk = 16},
+      {.name = "chunk32", .time = 70, .key_dim = 16, .value_dim = 16, .chunk = 32},
+      {.name = "chunk128", .time = 200, .key_dim = 16, .value_dim = 16, .chunk = 128},
+      {.name = "k256_v256",
+       .batch = 2,
+       .time = 70,
+       .key_dim = 256,
+       .value_dim = 256,
+       .cu = {0, 30, 35, 70, 140}},
+  };
+}
+
+inline DeltaRuleOptions options_of(const DeltaCase& s, Device device) {
+  DeltaRuleOptions options{.scale = 1 / std::sqrt(double(s.key_dim)),
+                           .want_final_state = s.final_state,
+                           .chunk = s.chunk};
+  if (!s.cu.empty()) options.layout = SeqLayout::packed(s.cu, device);
+  return options;
+}
 
 // Rows of unit length over the last axis, as the models normalise q and k.
 inline Tensor unit_rows(const Tensor& x) {

@@ -9,17 +9,7 @@
 namespace ebb::testing {
 namespace {
 
-struct GdnCase {
-  std::string name = {};
-  int64_t batch = 1, time = 1, heads = 1, value_heads = 1, key_dim = 8, value_dim = 8;
-  std::vector<int64_t> cu = {};
-  bool h0 = true, final_state = true;
-  double beta_max = 1;
-  Decay decay = Decay::usual;
-  int64_t chunk = 64;
-};
-
-OpCase gdn_case(Draw& draw, const GdnCase& s) {
+OpCase gdn_case(Draw& draw, const DeltaCase& s) {
   OpCase c;
   c.name = s.name;
   const Shape qk{s.batch, s.time, s.heads, s.key_dim};
@@ -32,17 +22,16 @@ OpCase gdn_case(Draw& draw, const GdnCase& s) {
       {"q", unit_rows(draw.normal(qk))},
       {"k", unit_rows(draw.normal(qk))},
       {"v", draw.normal(v)},
-      {.name = "beta", .value = draw.uniform(v.first(3), 0.05, s.beta_max), .parameter = true},
+      {.name = "beta", .value = draw.uniform(v.first(3), 0.05, s.erase_max), .parameter = true},
       {.name = "g",
        .value = gated ? log_decays(draw, v.first(3), s.decay) : Tensor(),
        .parameter = true},
       {.name = "h0", .value = s.h0 ? draw.normal(state) : Tensor(), .parameter = true}};
-  c.run = [s, scale](std::span<const Var> in) {
+  c.run = [s](std::span<const Var> in) {
     // A decay of exactly 1 is a constant here: finite differences would make g positive.
     const Var g = in[4].defined() ? in[4] : Var(Tensor::zeros_like(in[3].value()));
-    DeltaRuleOptions options{.scale = scale, .want_final_state = s.final_state, .chunk = s.chunk};
-    if (!s.cu.empty()) options.layout = SeqLayout::packed(s.cu, in[0].device());
-    const DeltaRuleOutput r = gated_delta_rule(in[0], in[1], in[2], g, in[3], in[5], options);
+    const DeltaRuleOutput r =
+        gated_delta_rule(in[0], in[1], in[2], g, in[3], in[5], options_of(s, in[0].device()));
     return s.final_state ? std::vector{r.o, r.ht} : std::vector{r.o};
   };
   c.reference = [s, scale](std::span<const Tensor> in) {
@@ -55,62 +44,8 @@ OpCase gdn_case(Draw& draw, const GdnCase& s) {
 }
 
 std::vector<OpCase> gdn_cases(Draw& draw) {
-  const std::vector<GdnCase> list = {
-      {.name = "t1",
-       .batch = 2,
-       .time = 1,
-       .heads = 4,
-       .value_heads = 8,
-       .key_dim = 16,
-       .value_dim = 32},
-      {.name = "tiny", .time = 3, .key_dim = 2, .value_dim = 2},
-      {.name = "t17_odd", .time = 17, .heads = 2, .value_heads = 2, .key_dim = 5, .value_dim = 7},
-      {.name = "t63_nostate", .time = 63, .key_dim = 16, .h0 = false, .final_state = false},
-      {.name = "t64", .batch = 2, .time = 64, .key_dim = 32, .value_dim = 16},
-      {.name = "t65", .time = 65, .heads = 2, .value_heads = 2, .key_dim = 16, .value_dim = 32},
-      {.name = "t97_noh0", .batch = 2, .time = 97, .key_dim = 16, .value_dim = 33, .h0 = false},
-      {.name = "t130_nofinal", .time = 130, .key_dim = 24, .value_dim = 40, .final_state = false},
-      {.name = "t200_k64_v128", .time = 200, .key_dim = 64, .value_dim = 128},
-      {.name = "gva",
-       .batch = 2,
-       .time = 80,
-       .heads = 2,
-       .value_heads = 6,
-       .key_dim = 16,
-       .value_dim = 16},
-      {.name = "packed",
-       .batch = 1,
-       .time = 200,
-       .heads = 2,
-       .value_heads = 2,
-       .key_dim = 16,
-       .value_dim = 24,
-       .cu = {0, 0, 1, 66, 66, 130, 197, 200, 200}},
-      {.name = "packed_gva",
-       .batch = 2,
-       .time = 70,
-       .heads = 1,
-       .value_heads = 2,
-       .key_dim = 7,
-       .value_dim = 5,
-       .cu = {0, 65, 65, 140},
-       .h0 = false},
-      {.name = "neg_eigval", .time = 66, .key_dim = 16, .value_dim = 32, .beta_max = 2},
-      {.name = "extreme", .time = 150, .key_dim = 16, .value_dim = 16, .decay = Decay::extreme},
-      {.name = "ungated", .time = 100, .key_dim = 16, .value_dim = 16, .decay = Decay::none},
-      {.name = "empty", .batch = 2, .time = 0, .heads = 2, .value_heads = 2},
-      {.name = "chunk16", .time = 70, .key_dim = 16, .value_dim = 16, .chunk = 16},
-      {.name = "chunk32", .time = 70, .key_dim = 16, .value_dim = 16, .chunk = 32},
-      {.name = "chunk128", .time = 200, .key_dim = 16, .value_dim = 16, .chunk = 128},
-      {.name = "k256_v256",
-       .batch = 2,
-       .time = 70,
-       .key_dim = 256,
-       .value_dim = 256,
-       .cu = {0, 30, 35, 70, 140}},
-  };
   std::vector<OpCase> cases;
-  for (const GdnCase& s : list) cases.push_back(gdn_case(draw, s));
+  for (const DeltaCase& s : delta_cases()) cases.push_back(gdn_case(draw, s));
   return cases;
 }
 

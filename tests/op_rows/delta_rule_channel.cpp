@@ -7,30 +7,12 @@
 namespace ebb::testing {
 namespace {
 
-struct ChannelCase {
-  std::string name = {};
-  int64_t batch = 1, time = 1, heads = 1, value_heads = 1, key_dim = 8, value_dim = 8;
-  std::vector<int64_t> cu = {};
-  bool h0 = true, final_state = true;
-  double erase_max = 1;
-  Decay decay = Decay::usual;
-  int64_t chunk = 64;
-};
-
-DeltaRuleOptions options_of(const ChannelCase& s, Device device) {
-  DeltaRuleOptions options{.scale = 1 / std::sqrt(double(s.key_dim)),
-                           .want_final_state = s.final_state,
-                           .chunk = s.chunk};
-  if (!s.cu.empty()) options.layout = SeqLayout::packed(s.cu, device);
-  return options;
-}
-
 // A gate [...,HV] or [...,HV,K] over `width` channels.
 Tensor over_channels(const Tensor& gate, const Shape& shape) {
   return gate.dim() == shape.size() ? gate : gate.unsqueeze(-1).expand(shape).contiguous();
 }
 
-OpCase channel_case(Draw& draw, const ChannelCase& s, DeltaGates gates) {
+OpCase channel_case(Draw& draw, const DeltaCase& s, DeltaGates gates) {
   const bool kimi = gates == DeltaGates::kda;
   OpCase c;
   c.name = (kimi ? "kda_" : "gdn2_") + s.name;
@@ -72,61 +54,8 @@ OpCase channel_case(Draw& draw, const ChannelCase& s, DeltaGates gates) {
 }
 
 std::vector<OpCase> channel_cases(Draw& draw, DeltaGates gates) {
-  const std::vector<ChannelCase> list = {
-      {.name = "t1",
-       .batch = 2,
-       .time = 1,
-       .heads = 4,
-       .value_heads = 8,
-       .key_dim = 16,
-       .value_dim = 32},
-      {.name = "tiny", .time = 3, .key_dim = 2, .value_dim = 2},
-      {.name = "t17_odd", .time = 17, .heads = 2, .value_heads = 2, .key_dim = 5, .value_dim = 7},
-      {.name = "t63_nostate", .time = 63, .key_dim = 16, .h0 = false, .final_state = false},
-      {.name = "t64", .batch = 2, .time = 64, .key_dim = 32, .value_dim = 16},
-      {.name = "t65", .time = 65, .heads = 2, .value_heads = 2, .key_dim = 16, .value_dim = 32},
-      {.name = "t130_nofinal", .time = 130, .key_dim = 24, .value_dim = 40, .final_state = false},
-      {.name = "t200_k64_v128", .time = 200, .key_dim = 64, .value_dim = 128},
-      {.name = "gva",
-       .batch = 2,
-       .time = 80,
-       .heads = 2,
-       .value_heads = 6,
-       .key_dim = 16,
-       .value_dim = 16},
-      {.name = "packed",
-       .batch = 1,
-       .time = 200,
-       .heads = 2,
-       .value_heads = 2,
-       .key_dim = 16,
-       .value_dim = 24,
-       .cu = {0, 0, 1, 66, 66, 130, 197, 200, 200}},
-      {.name = "packed_gva",
-       .batch = 2,
-       .time = 70,
-       .heads = 1,
-       .value_heads = 2,
-       .key_dim = 7,
-       .value_dim = 5,
-       .cu = {0, 65, 65, 140},
-       .h0 = false},
-      {.name = "neg_eigval", .time = 66, .key_dim = 16, .value_dim = 32, .erase_max = 2},
-      {.name = "extreme", .time = 150, .key_dim = 16, .value_dim = 16, .decay = Decay::extreme},
-      {.name = "ungated", .time = 100, .key_dim = 16, .value_dim = 16, .decay = Decay::none},
-      {.name = "empty", .batch = 2, .time = 0, .heads = 2, .value_heads = 2},
-      {.name = "chunk16", .time = 70, .key_dim = 16, .value_dim = 16, .chunk = 16},
-      {.name = "chunk32", .time = 70, .key_dim = 16, .value_dim = 16, .chunk = 32},
-      {.name = "chunk128", .time = 200, .key_dim = 16, .value_dim = 16, .chunk = 128},
-      {.name = "k256_v256",
-       .batch = 2,
-       .time = 70,
-       .key_dim = 256,
-       .value_dim = 256,
-       .cu = {0, 30, 35, 70, 140}},
-  };
   std::vector<OpCase> cases;
-  for (const ChannelCase& s : list) cases.push_back(channel_case(draw, s, gates));
+  for (const DeltaCase& s : delta_cases()) cases.push_back(channel_case(draw, s, gates));
   return cases;
 }
 
