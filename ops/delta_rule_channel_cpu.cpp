@@ -85,25 +85,18 @@ void forward(const DeltaRuleProblem& p, const DeltaRuleSaved& saved, const Tenso
   const ChannelArrays<T> in(plan, p, saved);
   const T* h0 = p.h0 ? p.h0.data<T>() : nullptr;
   T *p_o = o.data<T>(), *p_ht = ht ? ht.data<T>() : nullptr;
-  const int64_t columns = plan.scan_columns(kLanes<T>), tiles = (plan.v + columns - 1) / columns;
-#pragma omp parallel if (plan.work() > 1)
-  {
-    ChannelWorkspace<T> w(plan);
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < plan.work(); ++i)
-      chunk_inverse(in, plan.chunks[size_t(i / plan.hv)], i % plan.hv, w);
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < plan.sequences * plan.hv * tiles; ++i) {
-      const int64_t n = i / (plan.hv * tiles), head = i / tiles % plan.hv, v0 = i % tiles * columns;
-      const int64_t cols = std::min(columns, plan.v - v0);
-      scan(in, h0, n, head, v0, cols, w);
-      if (p_ht)
-        unpack(w.s, padded<T>(cols), plan.k, cols,
-               p_ht + (n * plan.hv + head) * plan.k * plan.v + v0, plan.v);
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < plan.work(); ++i) read_out(in, i / plan.hv, i % plan.hv, p_o, w);
-  }
+  run_pass<ChannelWorkspace, T>(
+      plan,
+      [&](int64_t chunk, int64_t head, auto& w) {
+        chunk_inverse(in, plan.chunks[size_t(chunk)], head, w);
+      },
+      [&](int64_t n, int64_t head, int64_t v0, int64_t cols, auto& w) {
+        scan(in, h0, n, head, v0, cols, w);
+        if (p_ht)
+          unpack(w.s, padded<T>(cols), plan.k, cols,
+                 p_ht + (n * plan.hv + head) * plan.k * plan.v + v0, plan.v);
+      },
+      [&](int64_t chunk, int64_t head, auto& w) { read_out(in, chunk, head, p_o, w); });
 }
 
 template <class T>

@@ -148,6 +148,27 @@ void load_queries(const Arrays<T>& in, const Chunk& c, int64_t head, Workspace<T
   pack(in.q + in.key(c.first, head), in.plan.h * in.plan.k, c.rows, in.plan.k, w.q, w.wk);
 }
 
+// A pass of the family, each thread with a Work<T> of its own: before(chunk, head, w) for all
+// chunks and heads; scan(n, head, v0, cols, w) for the sequences, heads and columns of V;
+// after(chunk, head, w) for all chunks and heads.
+template <template <class> class Work, class T, class Before, class Scan, class After>
+void run_pass(const Plan& plan, Before&& before, Scan&& scan, After&& after) {
+  const int64_t columns = plan.scan_columns(kLanes<T>), tiles = (plan.v + columns - 1) / columns;
+#pragma omp parallel if (plan.work() > 1)
+  {
+    Work<T> w(plan);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < plan.work(); ++i) before(i / plan.hv, i % plan.hv, w);
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < plan.sequences * plan.hv * tiles; ++i) {
+      const int64_t v0 = i % tiles * columns;
+      scan(i / (plan.hv * tiles), i / tiles % plan.hv, v0, std::min(columns, plan.v - v0), w);
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t i = 0; i < plan.work(); ++i) after(i / plan.hv, i % plan.hv, w);
+  }
+}
+
 // row i of x *= factor_i
 template <class T, class F>
 void scale_rows(T* x, int64_t width, int64_t rows, F&& factor) {

@@ -203,21 +203,12 @@ void backward(const DeltaRuleProblem& p, const DeltaRuleSaved& saved, const Tens
   in.x = pointer(x), in.dstates = pointer(dstates);
   in.dq = pointer(dq), in.dk = pointer(dk), in.dv = pointer(grads.dv);
   in.dg = pointer(grads.dg), in.dbeta = pointer(grads.dbeta), in.dh0 = pointer(grads.dh0);
-  const int64_t columns = plan.scan_columns(kLanes<T>), tiles = (plan.v + columns - 1) / columns;
-#pragma omp parallel if (plan.work() > 1)
-  {
-    Workspace<T> w(plan);
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < plan.work(); ++i) local_values(in, i / plan.hv, i % plan.hv, w);
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < plan.sequences * plan.hv * tiles; ++i) {
-      const int64_t v0 = i % tiles * columns;
-      reverse_scan(in, i / (plan.hv * tiles), i / tiles % plan.hv, v0,
-                   std::min(columns, plan.v - v0), w);
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t i = 0; i < plan.work(); ++i) chunk_gradients(in, i / plan.hv, i % plan.hv, w);
-  }
+  run_pass<Workspace, T>(
+      plan, [&](int64_t chunk, int64_t head, auto& w) { local_values(in, chunk, head, w); },
+      [&](int64_t n, int64_t head, int64_t v0, int64_t cols, auto& w) {
+        reverse_scan(in, n, head, v0, cols, w);
+      },
+      [&](int64_t chunk, int64_t head, auto& w) { chunk_gradients(in, chunk, head, w); });
   if (plan.group > 1) {
     if (dq) sum_groups(plan, dq.data<T>(), grads.dq.data<T>());
     if (dk) sum_groups(plan, dk.data<T>(), grads.dk.data<T>());
