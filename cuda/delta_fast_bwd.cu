@@ -57,7 +57,8 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
   for (int step = 0; step < int(item.steps); ++step) {
     barrier_wait<192>(kFull + turn.at);
     const ScanInputs<SLABS, 2>& now = s.in[turn.at];
-    ScanOutputs<SLABS>& results = s.out[step & 1];
+    constexpr int kOuts = ScanShared<SLABS, 2>::kOuts;
+    ValueOutputs& results = s.out[step % kOuts];
     unsigned da[4 * SLABS][4], doa[4][4], dos[4][4], dva[4][4], xa[4][4], xs[4][4];
     state_as_left<SLABS>(da, state);  // 1
     load_values(doa, now.v, warp, l);
@@ -71,7 +72,7 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     scale_left(dos, doa, now.gamma(), p.scale, l);
     if (!ENDS) {
       if (step >= 2) barrier_wait<256>(kFree + (step & 1));
-      put_state<SLABS>(results.state, da, warp);
+      put_state<SLABS>(s.states[step & 1], da, warp);
     }
     warpgroup_wait<0>();
     settle(kd), settle(dv);
@@ -98,6 +99,7 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     }
     warpgroup_commit();
     if (!ENDS) {
+      wait_for_values<kOuts>(step);
       values_as_left(xa, x);
       put_values(results.values, xa, warp);
       scaled_left(xa, x, now.beta(), nullptr, 1.f, l);

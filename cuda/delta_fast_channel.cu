@@ -19,7 +19,6 @@ __device__ __forceinline__ ScanSource<3> channel_source(const Channel<bf16_t>& p
           p.total + p.total_at(chunk, hv),
           p.key_dim,
           value_stride,
-          kChunk,
           int64_t(p.value_heads) * (p.key_dim + kChunk),
           p.key_dim + kChunk};
 }
@@ -69,7 +68,8 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
   for (int step = 0; step < int(item.steps); ++step) {
     barrier_wait<192>(kFull + turn.at);
     const ScanInputs<SLABS, 3>& now = s.in[turn.at];
-    ScanOutputs<SLABS>& results = s.out[step & 1];
+    constexpr int kOuts = ScanShared<SLABS, 3>::kOuts;
+    ValueOutputs& results = s.out[step % kOuts];
     unsigned sa[4 * SLABS][4], v[4][4], va[4][4];
     state_as_left<SLABS>(sa, state);  // 1
     float y[8][4], out[8][4];
@@ -80,7 +80,7 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
       multiply_state<SLABS>(out, sa, now.q());
       warpgroup_commit();
       if (step >= 2) barrier_wait<256>(kFree + (step & 1));
-      put_state<SLABS>(results.state, sa, warp);
+      put_state<SLABS>(s.states[step & 1], sa, warp);
     }
     load_values(v, now.v, warp, l);
     warpgroup_wait<ENDS ? 0 : 1>();
@@ -109,6 +109,7 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
     if (!ENDS) {
       multiply_rows(out, va, now.p);
       warpgroup_commit();
+      wait_for_values<kOuts>(step);
       put_values(results.values, va, warp);
     }
     warpgroup_wait<0>();
@@ -159,7 +160,8 @@ __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& i
   for (int step = 0; step < int(item.steps); ++step) {
     barrier_wait<192>(kFull + turn.at);
     const ScanInputs<SLABS, 3>& now = s.in[turn.at];
-    ScanOutputs<SLABS>& results = s.out[step & 1];
+    constexpr int kOuts = ScanShared<SLABS, 3>::kOuts;
+    ValueOutputs& results = s.out[step % kOuts];
     unsigned da[4 * SLABS][4], doa[4][4], xa[4][4];
     state_as_left<SLABS>(da, state);  // 1
     load_values(doa, now.v, warp, l);
@@ -170,7 +172,7 @@ __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& i
     warpgroup_commit();
     if (!ENDS) {
       if (step >= 2) barrier_wait<256>(kFree + (step & 1));
-      put_state<SLABS>(results.state, da, warp);
+      put_state<SLABS>(s.states[step & 1], da, warp);
     }
     warpgroup_wait<0>();
     settle(dv);
@@ -183,14 +185,19 @@ __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& i
     warpgroup_wait<0>();
     settle(x);
     values_as_left(xa, x);
-    if (!ENDS) put_values(results.values, xa, warp);
+    unsigned minus[4][4];  // −X
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) xa[k][e] ^= 0x80008000u;  // −X
-    warpgroup_begin();                                      // 3
+      for (int e = 0; e < 4; ++e) minus[k][e] = xa[k][e] ^ 0x80008000u;
+    if (!ENDS) {
+      wait_for_values<kOuts>(step);
+      put_values(results.values, xa, warp);
+    }
+    settle(minus);
+    warpgroup_begin();  // 3
     add_to_state<SLABS>(state, doa, now.q());
-    add_to_state<SLABS>(state, xa, now.k());
+    add_to_state<SLABS>(state, minus, now.k());
     warpgroup_commit();
     if (!ENDS) barrier_arrive<256>(kReady + (step & 1));
     warpgroup_wait<0>();

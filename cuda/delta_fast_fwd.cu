@@ -40,7 +40,8 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
   for (int step = 0; step < int(item.steps); ++step) {
     barrier_wait<192>(kFull + turn.at);
     const ScanInputs<SLABS, 2>& now = s.in[turn.at];
-    ScanOutputs<SLABS>& results = s.out[step & 1];
+    constexpr int kOuts = ScanShared<SLABS, 2>::kOuts;
+    ValueOutputs& results = s.out[step % kOuts];
     unsigned sa[4 * SLABS][4], v[4][4], ya[4][4], va[4][4];
     state_as_left<SLABS>(sa, state);  // 1
     float y[8][4], out[8][4];
@@ -55,7 +56,7 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
       for (int j = 1; j < SLABS; ++j) multiply_rows(out, sa + 4 * j, now.q()[j]);
       warpgroup_commit();
       if (step >= 2) barrier_wait<256>(kFree + (step & 1));
-      put_state<SLABS>(results.state, sa, warp);
+      put_state<SLABS>(s.states[step & 1], sa, warp);
     }
     load_values(v, now.v, warp, l);
     warpgroup_wait<ENDS ? 0 : 1>();
@@ -81,6 +82,7 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
       warpgroup_begin();
       multiply_rows(out, va, now.p);
       warpgroup_commit();
+      wait_for_values<kOuts>(step);
       put_values(results.values, va, warp);
     }
     warpgroup_wait<0>();

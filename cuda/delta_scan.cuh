@@ -4,8 +4,8 @@
 // store results. Step s is a chunk, in reverse from the end.
 //   fetching s                       multiplying s                    storing s
 //   fetch into in[s mod STAGES]
-//   they have arrived: full(s)   ->  wait for full(s), free(s−2)  <-  out[s mod 2] stored: free(s)
-//   wait for done(s+2−STAGES)    <-  products; done(s), ready(s)  ->  wait for ready(s)
+//   they have arrived: full(s)   ->  wait for full(s), free(s−2)  <-  states[s mod 2] stored:
+//   free(s) wait for done(s+2−STAGES)    <-  products; done(s), ready(s)  ->  wait for ready(s)
 // The fence before full(s) waits for all that its warp has under way: hence the separate warps.
 //
 // Where sequences and heads are few, a sequence is cut into segments. A first pass finds what each
@@ -37,24 +37,26 @@ struct ScanInputs {
   __device__ __forceinline__ const float* beta() const { return numbers + 2 * kChunk; }
   __device__ __forceinline__ float total() const { return numbers[3 * kChunk]; }
 };
-template <int SLABS>
-struct ScanOutputs {
-  SwizzledTile state[SLABS];   // [V,K]
+struct ValueOutputs {
   SwizzledTile values, other;  // [tokens,V]
 };
 template <int SLABS, int KEYS>
 struct ScanShared {
-  static constexpr int kStages = SLABS == 1 ? 3 : 2;
+  static constexpr int kStages = SLABS == 1 || KEYS == 2 ? 3 : 2;
+  static constexpr int kOuts = SLABS == 1 ? 2 : 1;  // the states have two always
   ScanInputs<SLABS, KEYS> in[kStages];
-  ScanOutputs<SLABS> out[2];
+  SwizzledTile states[2][SLABS];  // [V,K]
+  ValueOutputs out[kOuts];
 };
 
 // What a scan reads, at one token and chunk of a head.
 template <int KEYS>
 struct ScanSource {
+  static constexpr int64_t kPairStride = KEYS == 2 ? 2 * kChunk : kChunk;  // rows of a and p
+
   const bf16_t *keys[KEYS], *v, *a, *p;
   const float* numbers;
-  int64_t key_stride, value_stride, pair_stride, number_stride;  // the last from chunk to chunk
+  int64_t key_stride, value_stride, number_stride;  // the last from chunk to chunk
   int number_count;
 };
 
@@ -79,7 +81,7 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
 #endif
 }
-inline constexpr int kFull = 1, kDone = 4, kFree = 7, kReady = 9;  // first ids
+inline constexpr int kFull = 1, kDone = 4, kFree = 7, kReady = 9, kFreeValues = 11;  // first ids
 
 // How sequences are cut: the same number of segments each, of equal length (the last may be
 // shorter, or empty). ends: what the first pass leaves, f32 [N,segments,HV,rows,K], rows of V and
@@ -174,7 +176,7 @@ struct ScanFetch {
 #pragma unroll
     for (int i = 0; i < KEYS; ++i) from.keys[i] += r * from.key_stride + c;
     from.v += item.v0 + r * from.value_stride + c;
-    from.a += r * from.pair_stride + c, from.p += r * from.pair_stride + c;
+    from.a += r * from.kPairStride + c, from.p += r * from.kPairStride + c;
     from.numbers += 4 * t;
   }
 
@@ -206,8 +208,8 @@ struct ScanFetch {
     };
     keys(0);
     tile(to.v, from.v, from.value_stride, cols > 0 ? n : 0);
-    tile(to.a, from.a, from.pair_stride, n);
-    tile(to.p, from.p, from.pair_stride, n);
+    tile(to.a, from.a, from.kPairStride, n);
+    tile(to.p, from.p, from.kPairStride, n);
 #pragma unroll
     for (int i = 1; i < KEYS; ++i) keys(i);
     if (4 * t < from.number_count) copy_async(to.numbers + 4 * t, from.numbers);
@@ -215,7 +217,7 @@ struct ScanFetch {
 #pragma unroll
     for (int i = 0; i < KEYS; ++i) from.keys[i] += tokens * from.key_stride;
     from.v += tokens * from.value_stride;
-    from.a += tokens * from.pair_stride, from.p += tokens * from.pair_stride;
+    from.a += tokens * from.kPairStride, from.p += tokens * from.kPairStride;
     from.numbers += kStep * from.number_stride;
   }
   __device__ __forceinline__ void run() {
@@ -269,24 +271,32 @@ struct ScanStore {
                    *reinterpret_cast<const uint4*>(from + 16 * i * 64));
   }
   __device__ __forceinline__ void run() {
+    constexpr int kOuts = ScanShared<SLABS, KEYS>::kOuts;
     for (int step = 0; step < steps; ++step) {
       barrier_wait<256>(kReady + (step & 1));
-      const ScanOutputs<SLABS>& from = s.out[step & 1];
+      const ValueOutputs& from = s.out[step % kOuts];
       const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j)
-        if (key_cols > 64 * j) put(state + 64 * j, key_dim, from.state[j], cols + c);
       if (cols > 0) {
         put(values, value_dim, from.values, n);
         if (other) put(other, value_stride, from.other, n);
       }
+      if (step + kOuts < steps) barrier_arrive<256>(kFreeValues + step % kOuts);
+#pragma unroll
+      for (int j = 0; j < SLABS; ++j)
+        if (key_cols > 64 * j) put(state + 64 * j, key_dim, s.states[step & 1][j], cols + c);
+      if (step + 2 < steps) barrier_arrive<256>(kFree + (step & 1));
       state += kStep * state_stride;
       values += kStep * kChunk * value_dim;
       if (other) other += kStep * kChunk * value_stride;
-      if (step + 2 < steps) barrier_arrive<256>(kFree + (step & 1));
     }
   }
 };
+
+// Before a step's values may be written.
+template <int OUTS>
+__device__ __forceinline__ void wait_for_values(int step) {
+  if (step >= OUTS) barrier_wait<256>(kFreeValues + step % OUTS);
+}
 
 // What a segment starts from, transposed: in the first pass zero or a unit vector per column; of
 // one segment the state given by the caller (or zero); else what chain_segments left.
@@ -358,7 +368,6 @@ __device__ __forceinline__ ScanSource<2> gated_source(const FastProblem& p, cons
           reinterpret_cast<const float*>(p.gates + chunk * p.value_heads + hv),
           p.key_stride(),
           p.value_stride(),
-          2 * kChunk,
           int64_t(p.value_heads) * kGateFloats,
           kScanGateFloats};
 }

@@ -6,58 +6,89 @@ namespace {
 
 constexpr int kRows = 16, kThreads = 256;
 
+// A segment's M [K,K] and the block's rows of E, behind each other in shared memory.
+struct ChainBuffer {
+  float *m, *e;
+
+  __device__ __forceinline__ ChainBuffer(float* s, int index, int key_dim) {
+    m = s + index * (key_dim + kRows) * key_dim;
+    e = m + key_dim * key_dim;
+  }
+  __device__ __forceinline__ void fetch(const float* ends, int key_dim, int units, int v0) const {
+    for (int i = 4 * int(threadIdx.x); i < key_dim * key_dim; i += 4 * kThreads)
+      copy_async(m + i, ends + int64_t(units) * key_dim + i);
+    for (int i = 4 * int(threadIdx.x); i < kRows * key_dim; i += 4 * kThreads)
+      copy_async(e + i, ends + int64_t(v0) * key_dim + i);
+  }
+};
+
 // Block (16 columns of V, head, sequence), segment by segment: start ← E + start·M for rows of the
-// transposed states, M as [unit vector, K], f32. 1 store the start; 2 M to shared memory by 64
-// rows; 3 the product, a thread having one channel of K and every fourth (second) row.
+// transposed states, M as [unit vector, K], f32; the next M is on its way meanwhile. A thread has
+// four channels of K and, where K > 64, several rows.
 __global__ void __launch_bounds__(kThreads)
     chain_kernel(Problem<bf16_t> p, Segments segments, const float* given, bool reverse) {
-  __shared__ float s_start[kRows][129];
+  float* s = reinterpret_cast<float*>(&dynamic_shared<float4>());
   const int key_dim = p.key_dim, v0 = int(blockIdx.x) * kRows, hv = int(blockIdx.y);
   const int end_rows = ScanItem::tiles(p, true) * kFastTile;
   const int units = ScanItem::tiles(p, false) * kFastTile;  // the first row of M
+  float* s_start = s + 2 * (key_dim + kRows) * key_dim;     // [kRows,K]
+  const int quads = key_dim / 4, groups = kThreads / quads;
+  const int k = 4 * (int(threadIdx.x) % quads), first = int(threadIdx.x) / quads;
   for (int64_t n = blockIdx.z; n < p.sequences; n += gridDim.z) {
+    const auto item = [&](int i) {
+      const int segment = reverse ? segments.count - 1 - i : i;
+      return (n * segments.count + segment) * p.value_heads + hv;
+    };
+    const auto fetch = [&](int i) {
+      if (i + 1 < segments.count)
+        ChainBuffer(s, i & 1, key_dim)
+            .fetch(segments.ends + item(i) * end_rows * key_dim, key_dim, units, v0);
+      commit_copies();
+    };
+    fetch(0);
     for (int i = int(threadIdx.x); i < kRows * key_dim; i += kThreads) {
-      const int r = i % kRows, k = i / kRows;  // neighbours along V, as given lies
-      const int64_t at = ((n * p.value_heads + hv) * key_dim + k) * p.value_dim + v0 + r;
-      s_start[r][k] = given && v0 + r < p.value_dim ? given[at] : 0.f;
+      const int r = i % kRows, c = i / kRows;  // neighbours along V, as given lies
+      const int64_t at = ((n * p.value_heads + hv) * key_dim + c) * p.value_dim + v0 + r;
+      s_start[r * key_dim + c] = given && v0 + r < p.value_dim ? given[at] : 0.f;
     }
     __syncthreads();
     for (int i = 0; i < segments.count; ++i) {
-      const int segment = reverse ? segments.count - 1 - i : i;
-      const int64_t item = (n * segments.count + segment) * p.value_heads + hv;
-      for (int j = int(threadIdx.x); j < kRows * key_dim; j += kThreads) {  // 1
-        const int r = j / key_dim, k = j % key_dim;
-        if (v0 + r < p.value_dim)
-          segments.starts[(item * p.value_dim + v0 + r) * key_dim + k] = s_start[r][k];
-      }
+      fetch(i + 1);
+      float* starts = segments.starts + (item(i) * p.value_dim + v0) * key_dim;
+      for (int j = 4 * int(threadIdx.x); j < min(kRows, p.value_dim - v0) * key_dim;
+           j += 4 * kThreads)
+        *reinterpret_cast<float4*>(starts + j) = *reinterpret_cast<const float4*>(s_start + j);
       if (i + 1 == segments.count) break;
-      const float* ends = segments.ends + item * end_rows * key_dim;
-      float sums[8];  // 2, 3
-      const int per_pass = kThreads / key_dim;
-      const int k = int(threadIdx.x) % key_dim, first = int(threadIdx.x) / key_dim;
-      const bool active = first < per_pass;
+      wait_copy_groups<1>();
+      __syncthreads();
+      const ChainBuffer now(s, i & 1, key_dim);
+      float4 sums[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const int r = first + j * per_pass;
-        sums[j] = active && r < kRows ? ends[int64_t(v0 + r) * key_dim + k] : 0.f;
-      }
-#pragma unroll 16
-      for (int c = 0; c < key_dim; ++c) {
-        const float m = ends[int64_t(units + c) * key_dim + k];
+        const int r = first + j * groups;
+        if (first >= groups || r >= kRows) continue;
+        float4 x = *reinterpret_cast<const float4*>(now.e + r * key_dim + k);
+        for (int c = 0; c < key_dim; c += 4) {
+          const float4 a = *reinterpret_cast<const float4*>(s_start + r * key_dim + c);
+          const float y[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const int r = first + j * per_pass;
-          if (r < kRows) sums[j] += s_start[r][c] * m;
+          for (int e = 0; e < 4; ++e) {
+            const float4 m = *reinterpret_cast<const float4*>(now.m + (c + e) * key_dim + k);
+            x.x += y[e] * m.x, x.y += y[e] * m.y, x.z += y[e] * m.z, x.w += y[e] * m.w;
+          }
         }
+        sums[j] = x;
       }
       __syncthreads();
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const int r = first + j * per_pass;
-        if (active && r < kRows) s_start[r][k] = sums[j];
+        const int r = first + j * groups;
+        if (first < groups && r < kRows)
+          *reinterpret_cast<float4*>(s_start + r * key_dim + k) = sums[j];
       }
       __syncthreads();
     }
+    wait_copy_groups<0>();
     __syncthreads();
   }
 }
@@ -94,7 +125,11 @@ void chain_segments(const Problem<bf16_t>& p, const Segments& segments, const fl
                     bool reverse, cudaStream_t stream) {
   const dim3 grid(unsigned(ceil_div(p.value_dim, kRows)), unsigned(p.value_heads),
                   unsigned(std::min<int64_t>(p.sequences, 65535)));
-  chain_kernel<<<grid, kThreads, 0, stream>>>(p, segments, given, reverse);
+  const size_t shared = sizeof(float) * size_t((2 * p.key_dim + 3 * kRows) * p.key_dim);
+  cuda_check(
+      cudaFuncSetAttribute(chain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
+      "shared memory");
+  chain_kernel<<<grid, kThreads, shared, stream>>>(p, segments, given, reverse);
   check_launch();
 }
 

@@ -113,6 +113,15 @@ __device__ __forceinline__ void settle(float (&x)[N][4]) {
     for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(x[n][e])::"memory");
 #endif
 }
+// The same for left operands.
+__device__ __forceinline__ void settle(unsigned (&a)[4][4]) {
+#if EBB_WGMMA
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(a[k][e])::"memory");
+#endif
+}
 // What this thread has written to shared memory becomes visible to products after a barrier.
 __device__ __forceinline__ void publish_tiles() {
 #if EBB_WGMMA
