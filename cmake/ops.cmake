@@ -16,12 +16,15 @@ list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift
 
 # recurrences
 list(APPEND EBB_OPS delta_rule delta_rule_channel)
+list(APPEND EBB_OPS gated_linear_attention ssd)
 
 # optimizer
 list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: named above too, but no cuda/NAME.cu.
 list(APPEND EBB_OPS_COMPOSED channel_mix movement)
+# On the CPU only.
+list(APPEND EBB_OPS_COMPOSED gated_linear_attention ssd)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)
@@ -36,6 +39,8 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu cuda/delta_rule_channel_step.cu
   cuda/delta_rule_step.cu)
+list(APPEND EBB_OP_EXTRA_SOURCES
+  ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)
@@ -84,6 +89,7 @@ set(EBB_OP_TABLE_SOURCES
   tests/op_rows/delta_rule_channel.cpp
   tests/op_rows/elementwise.cpp
   tests/op_rows/gate.cpp
+  tests/op_rows/linear_attention.cpp
   tests/op_rows/loss.cpp
   tests/op_rows/matmul.cpp
   tests/op_rows/movement.cpp

@@ -5,18 +5,12 @@
 
 #include <algorithm>
 
-#include "ops/common.h"
-#include "ops/cpu_math.h"
 #include "ops/delta_rule.h"
-#include "ops/small_gemm.h"
+#include "ops/recurrence_cpu.h"
 
 namespace ebb::cpu::delta {
 
-using namespace simd;
-
-struct Chunk {
-  int64_t first, rows;  // flat tokens [first, first + rows)
-};
+using namespace recurrence;
 
 // Sizes, and where each sequence's chunks lie in the list of all chunks.
 struct Plan {
@@ -79,36 +73,15 @@ struct Arrays {  // of the problem and of what is saved, as raw pointers
   }
 };
 
-// The gates of one chunk and head. Sums in f64: differences of large sums stay exact.
+// The gates of one chunk and head.
 template <class T>
-struct Gates {
-  double sum[128];                     // G
-  T gamma[128], tail[128], beta[128];  // γ, τ, β
-  T total = 1;                         // γ_n
-  int64_t rows = 0;
+struct Gates : Decays<T> {
+  T beta[kMaxChunk];
 
   void read(const Arrays<T>& in, const Chunk& chunk, int64_t head) {
-    rows = chunk.rows;
-    double s = 0;
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t at = (chunk.first + i) * in.plan.hv + head;
-      const double g = double(in.g[at]);
-      s += g < -1000 ? -1000 : g;  // e^-1000 is 0 already; −inf would give inf − inf
-      sum[i] = s;
-      beta[i] = in.beta[at];
-    }
-    for (int64_t i = 0; i < rows; ++i) {
-      gamma[i] = vexp(T(sum[i]));
-      tail[i] = vexp(T(s - sum[i]));
-    }
-    total = vexp(T(s));
-  }
-  // Row i of Γ, up to `width` columns.
-  void decay_row(int64_t i, int64_t width, T* row) const {
-    T x[128];
-    for (int64_t j = 0; j <= i; ++j) x[j] = T(sum[i] - sum[j]);
-    for (int64_t j = 0; j <= i; ++j) row[j] = vexp(x[j]);
-    std::fill(row + i + 1, row + width, T(0));
+    const int64_t at = chunk.first * in.plan.hv + head;
+    Decays<T>::read(in.g + at, in.plan.hv, chunk.rows);
+    for (int64_t i = 0; i < chunk.rows; ++i) beta[i] = in.beta[at + i * in.plan.hv];
   }
 };
 
@@ -169,24 +142,6 @@ void run_pass(const Plan& plan, Before&& before, Scan&& scan, After&& after) {
   }
 }
 
-// row i of x *= factor_i
-template <class T, class F>
-void scale_rows(T* x, int64_t width, int64_t rows, F&& factor) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const T f = factor(i);
-    for (int64_t j = 0; j < width; ++j) x[i * width + j] *= f;
-  }
-}
-
-template <class T>
-T dot(const T* a, const T* b, int64_t width) {
-  Vec<T> sum{};
-  for (int64_t j = 0; j < width; j += kLanes<T>) sum += load(a + j) * load(b + j);
-  T s = 0;
-  for (int l = 0; l < kLanes<T>; ++l) s += sum[l];
-  return s;
-}
-
 // a = (I + m)⁻¹ for m [n,width] strictly lower, by forward substitution, row i = e_i − Σ_{j<i} m_ij
 // row j, eight rows at a time so that most of it is a product.
 template <class T>
@@ -206,24 +161,6 @@ void unit_lower_inverse(const T* m, int64_t n, int64_t width, T* a) {
         for (int64_t x = 0; x <= j; ++x) a[i * width + x] -= f * a[j * width + x];
       }
   }
-}
-
-// The first positive log decay is an error that says where it stands.
-inline void check_decays(const char* op, const Tensor& g) {
-  visit_float(g.dtype(), [&]<class T>() {
-    const T* p = g.data<T>();
-    const int64_t n = g.numel();
-    int64_t first = n;
-#pragma omp parallel for reduction(min : first) if (n > 65536)
-    for (int64_t i = 0; i < n; ++i)
-      if (p[i] > 0) first = std::min(first, i);
-    if (first == n) return;
-    std::string at;
-    int64_t rest = first;
-    for (int d = g.dim() - 1; d >= 0; rest /= g.size(d--))
-      at = fmt::format("{}{}{}", rest % g.size(d), at.empty() ? "" : ",", at);
-    fail("{}: g[{}] = {} is positive; want log decays <= 0", op, at, double(p[first]));
-  });
 }
 
 // out [tokens,H,K] = sum over the value heads of each q/k head, in order.

@@ -74,28 +74,6 @@ void reverse_scan(const Pass<T>& in, int64_t n, int64_t head, int64_t v0, int64_
   if (in.dh0) unpack(w.ds, width, plan.k, cols, in.dh0 + state, plan.v);
 }
 
-// The gradient of g_t: every term whose exponent contains it. z [C,width]: dP∘P + dM∘M below the
-// diagonal. reads_i and kept_i: the terms with e^{G_i} and with e^{G_n−G_i}; carry: with e^{G_n}.
-template <class T>
-void decay_gradient(const T* z, int64_t width, int64_t n, const T* reads, const T* kept, T carry,
-                    T* dg, int64_t stride) {
-  double kept_before[128];
-  double sum = 0;
-  for (int64_t t = 0; t < n; ++t) {
-    kept_before[t] = sum;
-    sum += double(kept[t]);
-  }
-  T column[128] = {};  // Σ_{i>=t} z_ij
-  double later_reads = 0;
-  for (int64_t t = n - 1; t >= 0; --t) {
-    double crossing = 0;  // Σ_{i>=t>j} z_ij
-    for (int64_t j = 0; j < t; ++j) column[j] += z[t * width + j];
-    for (int64_t j = 0; j < t; ++j) crossing += double(column[j]);
-    later_reads += double(reads[t]);
-    dg[t * stride] = T(crossing + later_reads + kept_before[t] + double(carry));
-  }
-}
-
 // w.p3 = scale·dP∘Γ, w.p4 = dM∘Γ (without β) and w.p1 = dP∘P + dM∘M below the diagonal, from dO, V'
 // and X [n,wv].
 template <class T>

@@ -76,6 +76,7 @@ std::vector<OpRow> delta_rule_rows(Draw& draw);
 std::vector<OpRow> delta_rule_channel_rows(Draw& draw);
 std::vector<OpRow> elementwise_rows(Draw& draw);
 std::vector<OpRow> gate_rows(Draw& draw);
+std::vector<OpRow> linear_attention_rows(Draw& draw);
 std::vector<OpRow> loss_rows(Draw& draw);
 std::vector<OpRow> matmul_rows(Draw& draw);
 std::vector<OpRow> movement_rows(Draw& draw);

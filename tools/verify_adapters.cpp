@@ -6,12 +6,15 @@
 #include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
 #include "ops/delta_rule_channel.h"
+#include "ops/gated_linear_attention.h"
 #include "ops/gated_rms_norm.h"
 #include "ops/l2_norm.h"
 #include "ops/layer_norm.h"
 #include "ops/matmul.h"
+#include "ops/movement.h"
 #include "ops/rms_norm.h"
 #include "ops/sigmoid_gate.h"
+#include "ops/ssd.h"
 #include "ops/swiglu.h"
 #include "ops/token_shift.h"
 #include "tools/verify_case.h"
@@ -98,6 +101,21 @@ CaseOutputs run_short_conv(const CaseInputs& in) {
   return {{"y", r.y}, {"cache_out", r.final_state}};
 }
 
+CaseOutputs run_simple_gla(const CaseInputs& in) {
+  const LinearAttentionOutput r =
+      gated_linear_attention(in["q"], in["k"], in["v"], in["g"], in["h0"],
+                             {.scale = in.number("scale"), .want_final_state = true});
+  return {{"o", r.o}, {"ht", r.ht}};
+}
+
+// The golden states are [B,H,P,N].
+CaseOutputs run_ssd(const CaseInputs& in) {
+  const Var h0 = in["h0"] ? transpose(in["h0"], 2, 3) : Var();
+  const SsdOutput r = ssd(in["x"], in["dt"], in["A"], in["B"], in["C"], h0,
+                          {.D = in["D"], .dt_bias = in["dt_bias"], .want_final_state = true});
+  return {{"y", r.y}, {"ht", transpose(r.ht, 2, 3)}};
+}
+
 CaseOutputs run_swiglu(const CaseInputs& in) {
   const Var z = swiglu(in["gate"], in["up"]);
   return {{"y", in["down"] ? linear(z, in["down"]) : z}};
@@ -125,6 +143,8 @@ const std::vector<Adapter>& adapters() {
       {"mamba2_gated_rms_norm", run_mamba2_gated_rms_norm, {"weight"}},
       {"rms_norm", run_rms_norm, {"weight"}},
       {"short_conv", run_short_conv, {"weight", "bias", "cache"}},
+      {"simple_gla", run_simple_gla, {"g", "h0"}},
+      {"ssd", run_ssd, {"A", "D", "dt", "dt_bias", "h0"}},
       {"swiglu", run_swiglu},
       {"token_shift", run_token_shift},
   };

@@ -1,0 +1,151 @@
+#include "ops/gated_linear_attention.h"
+
+#include "ops/delta_rule_checks.h"
+
+namespace ebb {
+namespace {
+
+using delta_rule::check_gate;
+using delta_rule::check_heads;
+
+constexpr const char* kOp = "gated_linear_attention";
+
+Tensor empty_state(const LinearAttentionProblem& p) {
+  return Tensor::empty({p.sequences(), p.heads(), p.key_dim(), p.value_dim()}, p.g.dtype(),
+                       p.g.device());
+}
+
+void check_on_cpu(const char* op, const Tensor& q) {
+  check(!q.on_cuda(), "{}: q is on {}; this operator runs on the CPU only", op, q.device());
+}
+
+LinearAttentionProblem checked(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                               const Tensor& h0, const LinearAttentionOptions& options) {
+  const Tensor &weight = options.weight.value(), &skip = options.skip.value();
+  check_heads(kOp, q, k, v, 4);
+  check_on_cpu(kOp, q);
+  const Shape gates = v.shape().first(3);
+  check_gate(kOp, "g", g, gates, v);
+  if (weight) check_gate(kOp, "weight", weight, gates, v);
+  if (skip) check_gate(kOp, "skip", skip, {v.size(2)}, v);
+  check_same_device(kOp, q, {&k, &v, &g, &h0, &weight, &skip});
+  check(options.chunk >= 1, "{}: chunk is {}, want at least 1", kOp, options.chunk);
+  check(options.memory_chunk >= 0, "{}: memory_chunk is {}, want at least 1, or 0 for none", kOp,
+        options.memory_chunk);
+  LinearAttentionProblem p{.q = q.contiguous(),
+                           .k = k.contiguous(),
+                           .v = v.contiguous(),
+                           .g = g.contiguous(),
+                           .weight = weight ? weight.contiguous() : Tensor(),
+                           .skip = skip ? skip.contiguous() : Tensor(),
+                           .scale = options.scale,
+                           .layout = options.layout,
+                           .chunk = options.chunk,
+                           .memory_chunk = options.memory_chunk};
+  p.layout.check_covers(kOp, p.batch(), p.time(), q.device());
+  if (h0) {
+    check_gate(kOp, "h0", h0, {p.sequences(), p.heads(), p.key_dim(), p.value_dim()}, v);
+    p.h0 = h0.contiguous();
+  }
+  return p;
+}
+
+// Saved: q, k, v, g, weight, skip, states, partials.
+void backward_pass(BackwardContext& ctx, LinearAttentionProblem p) {
+  p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2), p.g = ctx.saved(3);
+  p.weight = ctx.saved(4), p.skip = ctx.saved(5);
+  const LinearAttentionSaved saved{ctx.saved(6), ctx.saved(7)};
+  const auto wanted = [&](int i, const Tensor& like) {
+    return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
+  };
+  const LinearAttentionGradients grads{.dq = wanted(0, p.q),
+                                       .dk = wanted(1, p.k),
+                                       .dv = wanted(2, p.v),
+                                       .dg = wanted(3, p.g),
+                                       .dh0 = ctx.needs(4) ? empty_state(p) : Tensor(),
+                                       .dweight = wanted(5, p.weight),
+                                       .dskip = wanted(6, p.skip)};
+  const auto upstream = [&](int i) { return ctx.has_dy(i) ? ctx.dy(i).contiguous() : Tensor(); };
+  cpu::gated_linear_attention_bwd(p, saved, ctx.dy(0).contiguous(), upstream(1), upstream(2),
+                                  grads);
+  const Tensor* all[] = {&grads.dq,  &grads.dk,      &grads.dv,   &grads.dg,
+                         &grads.dh0, &grads.dweight, &grads.dskip};
+  for (int i = 0; i < 7; ++i)
+    if (*all[i]) ctx.grad(i, *all[i]);
+}
+
+}  // namespace
+
+LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const Var& v, const Var& g,
+                                             const Var& h0, const LinearAttentionOptions& options) {
+  const OpScope scope(kOp);
+  const LinearAttentionProblem p =
+      checked(q.value(), k.value(), v.value(), g.value(), h0.value(), options);
+  const Tensor o = Tensor::empty_like(p.v);
+  const Tensor ht = options.want_final_state ? empty_state(p) : Tensor();
+  const Tensor contributions =
+      p.memory_chunk ? Tensor::empty({p.memories(), p.heads(), p.key_dim(), p.value_dim()},
+                                     p.v.dtype(), p.v.device())
+                     : Tensor();
+  const LinearAttentionSaved saved = cpu::gated_linear_attention_fwd(p, o, ht, contributions);
+  LinearAttentionProblem sizes;  // what backward captures: the problem without its tensors
+  sizes.scale = p.scale, sizes.layout = p.layout;
+  sizes.chunk = p.chunk, sizes.memory_chunk = p.memory_chunk;
+  const std::vector<Var> out =
+      record(kOp, {q, k, v, g, h0, options.weight, options.skip},
+             {p.q, p.k, p.v, p.g, p.weight, p.skip, saved.states, saved.partials},
+             {o, ht, contributions}, [sizes](BackwardContext& ctx) { backward_pass(ctx, sizes); });
+  return {out[0], out[1], out[2]};
+}
+
+Tensor gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const Tensor& g, const Tensor& state,
+                                   const LinearAttentionStep& options) {
+  constexpr const char* op = "gated_linear_attention_step";
+  const OpScope scope(op);
+  const Tensor &weight = options.weight, &skip = options.skip;
+  check_heads(op, q, k, v, 3);
+  check_on_cpu(op, q);
+  const Shape gates = v.shape().first(2);
+  check_gate(op, "g", g, gates, v);
+  if (weight) check_gate(op, "weight", weight, gates, v);
+  if (skip) check_gate(op, "skip", skip, {v.size(1)}, v);
+  check_gate(op, "state", state, {v.size(0), v.size(1), q.size(2), v.size(2)}, v);
+  check_same_device(op, q, {&k, &v, &g, &state, &weight, &skip});
+  check(state.is_contiguous(), "{}: the state {} is updated in place and must be dense", op,
+        state.shape());
+  const Tensor o = Tensor::empty(v.shape(), v.dtype(), v.device());
+  const LinearAttentionStep dense{options.scale, weight ? weight.contiguous() : Tensor(),
+                                  skip ? skip.contiguous() : Tensor()};
+  state.bump_version();  // before writing: read-only memory is refused here
+  cpu::gated_linear_attention_step(q.contiguous(), k.contiguous(), v.contiguous(), g.contiguous(),
+                                   state, dense, o);
+  return o;
+}
+
+Cost gated_linear_attention_cost(Pass pass, const LinearAttentionSize& s, DType dtype, bool saves) {
+  const double tokens = double(s.batch) * double(s.time), item = double(item_size(dtype));
+  const double c = double(s.chunk), k = double(s.key_dim), v = double(s.value_dim);
+  const double chunks = double(s.batch) * std::ceil(double(s.time) / c);
+  const double heads = double(s.heads), groups = double(s.groups);
+  const double keys = tokens * groups * k * item;   // one of q, k
+  const double values = tokens * heads * v * item;  // one of v, o
+  const double gates = tokens * heads * double(item_size(accumulate_type(dtype)));
+  const double kept = saves ? chunks * heads * k * v * item : 0;  // the states
+  if (pass == Pass::forward)
+    return {2 * keys + 2 * values + gates + kept,
+            2 * chunks * (groups * c * c * k + heads * (c * c * v + 2 * c * k * v))};
+  return {4 * keys + 3 * values + 2 * gates + kept,
+          2 * chunks * (groups * c * c * k + heads * (2 * c * c * (k + v) + 4 * c * k * v))};
+}
+
+Cost gated_linear_attention_step_cost(const LinearAttentionSize& s, DType dtype) {
+  const double item = double(item_size(dtype)), gate = double(item_size(accumulate_type(dtype)));
+  const double heads = double(s.batch * s.heads);
+  const double k = double(s.key_dim), v = double(s.value_dim);
+  return {
+      heads * (2 * k * v * gate + 2 * v * item + gate) + double(s.batch * s.groups) * 2 * k * item,
+      heads * 5 * k * v};
+}
+
+}  // namespace ebb
