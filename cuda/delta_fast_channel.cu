@@ -239,9 +239,12 @@ void launch(void (*kernel)(P2...), const P& p, const Segments& segments, bool en
 }  // namespace
 
 bool channel_fast_path(const DeltaRuleProblem& p) {
-  const bool aligned = reinterpret_cast<uintptr_t>(p.v.raw()) % 16 == 0;
+  const auto aligned = [](const Tensor& t) {
+    return !t.defined() || reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
+  };
   return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
-         p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0 && aligned;
+         p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0 && aligned(p.q) &&
+         aligned(p.k) && aligned(p.v) && aligned(p.g) && aligned(p.erase) && aligned(p.write);
 }
 
 void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device device,

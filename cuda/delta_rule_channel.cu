@@ -130,18 +130,6 @@ __device__ __forceinline__ void prepare_slab(const Channel<T>& p, Span span, int
   }
 }
 
-// w∘V of a chunk.
-template <class T>
-__device__ __forceinline__ void write_written(const Channel<T>& p, Span span, int hv) {
-  const int lane = int(threadIdx.x) & 31;
-  for (int r = int(threadIdx.x) >> 5; r < span.rows; r += kTileThreads / 32) {
-    const int64_t from = p.value_at(span.first + r, hv);
-    const int64_t to = p.row_at(span.first + r, hv) * p.value_dim;
-    for (int c = lane; c < p.value_dim; c += 32)
-      p.written[to + c] = from_float<T>(p.write[from + c] * to_float(p.v[from + c]));
-  }
-}
-
 // q and b∘k times head, k times tail, by running products.
 __device__ __forceinline__ void apply_decays(PrepareShared& s) {
   const int at = kSub * own_sub() * kFloatRow + own_channel();
@@ -185,7 +173,6 @@ __global__ void __launch_bounds__(kTileThreads, 2) prepare_kernel(Channel<T> p) 
       __syncthreads();
     }
     if (!SCORES) continue;
-    if (p.written) write_written(p, span, hv);
     float *s_m = s.x[0], *s_p = s.x[1], *s_a = s.x[2];
     for (int i = t; i < kTileRows * kFloatRow; i += kTileThreads) s_m[i] = s_p[i] = 0.f;
     __syncthreads();

@@ -573,13 +573,14 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
     p.dq_terms = ptr<float>(dq_terms), p.dk_terms = ptr<float>(dk_terms);
     p.dg = ptr<float>(grads.dg), p.dbeta = ptr<float>(dbeta), p.dh0 = ptr<float>(grads.dh0);
     p.derase = ptr<float>(grads.derase), p.dwrite = ptr<float>(grads.dwrite);
-    prepare<T>(p, Prepare::operands, stream);
     if constexpr (sizeof(T) == 2)
       if (fast) {
+        channel_fast_prepare(p, Prepare::operands, stream);
         channel_fast_reverse(p, device, stream);
         launch_tiles<GradientShared<T>>(gradient_kernel<T, true>, p.chunks * hv * slabs, stream, p);
         return;
       }
+    prepare<T>(p, Prepare::operands, stream);
     launch_tiles<LocalShared<T>>(local_kernel<T>, p.chunks * hv * ceil_div(v, 64), stream, p);
     visit_slabs(k, [&]<int SLABS>() {
       launch_tiles<ReverseShared<T, SLABS>>(reverse_kernel<T, SLABS>,

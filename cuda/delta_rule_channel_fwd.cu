@@ -212,9 +212,12 @@ DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& problem, const Ten
   visit_compute(dtype, [&]<class Host>() {
     using T = device_t<Host>;
     const Channel<T> p = make_channel<Host>(problem, saved, operands, before);
-    prepare(p, Prepare::everything, stream);
     if constexpr (sizeof(T) == 2)
-      if (fast) return channel_fast_scan(p, ptr<Host>(o), ptr<float>(ht), device, stream);
+      if (fast) {
+        channel_fast_prepare(p, Prepare::everything, stream);
+        return channel_fast_scan(p, ptr<Host>(o), ptr<float>(ht), device, stream);
+      }
+    prepare(p, Prepare::everything, stream);
     visit_slabs(k, [&]<int SLABS>() {
       launch_tiles<ScanShared<T, SLABS>>(scan_kernel<T, SLABS>, scan_blocks(p.sequences, hv, v),
                                          stream, p, ptr<float>(ht));
