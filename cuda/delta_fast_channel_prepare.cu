@@ -19,23 +19,23 @@ namespace ebb::gpu::delta {
 namespace {
 
 constexpr int kThreads = 256, kOwn = 16;
-constexpr int kScoreRow = 72;  // rows of P, padded
+constexpr int kTotalRow = 80;  // 16 channels and 4 more, so that a quad's reads do not collide
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr float kLeast = -100.f * kLog2e;     // e^-100 is 0 in f32
 constexpr float kLeafLeast = -16.f * kLog2e;  // inside a leaf
 
 struct PrepareShared {
-  float total[8][64];     // decay over a warp's tokens
-  uint4 keys[12][2][32];  // right operands: levels of 16, 32 and 64 tokens, four each
-  float m[64 * kInverseRow];
-  bf16_t p[64 * kScoreRow];
+  float total[8][kTotalRow];  // decay over a warp's tokens
+  uint4 keys[12][2][32];      // right operands: levels of 16, 32 and 64 tokens, four each
+  float m[64 * kInverseRow], p[64 * kInverseRow];
 };
 
-// Of one token: 16 channels. Packed pairs are bf16.
+// Of one token: 16 channels, packed pairs of bf16. b∘k = erase∘k, with one number for all channels
+// or one for each.
+template <bool GATED>
 struct Row {
-  float g[kOwn];  // log2 of the decay
   unsigned q[kOwn / 2], k[kOwn / 2];
-  float erase[kOwn];
+  float erase[GATED ? kOwn : 1];
 };
 
 // x = 16 floats of s times f, in place.
@@ -52,54 +52,73 @@ __device__ __forceinline__ void scaled(unsigned (&y)[kOwn / 2], const unsigned (
   for (int i = 0; i < kOwn / 2; ++i)
     y[i] = pack_bf16(low_half(x[i]) * f[2 * i], high_half(x[i]) * f[2 * i + 1]);
 }
-__device__ __forceinline__ void scaled_erase(unsigned (&y)[kOwn / 2], const Row& x,
+template <bool GATED>
+__device__ __forceinline__ void scaled_erase(unsigned (&y)[kOwn / 2], const Row<GATED>& x,
                                              const float (&f)[kOwn]) {
 #pragma unroll
   for (int i = 0; i < kOwn / 2; ++i)
-    y[i] = pack_bf16(low_half(x.k[i]) * x.erase[2 * i] * f[2 * i],
-                     high_half(x.k[i]) * x.erase[2 * i + 1] * f[2 * i + 1]);
+    y[i] = pack_bf16(low_half(x.k[i]) * x.erase[GATED ? 2 * i : 0] * f[2 * i],
+                     high_half(x.k[i]) * x.erase[GATED ? 2 * i + 1 : 0] * f[2 * i + 1]);
 }
 
-__device__ __forceinline__ void load_row(Row& x, const Channel<bf16_t>& p, int64_t token, int hv,
-                                         int channel, bool inside) {
-  const bf16_t *g_q = p.q + p.key_at(token, hv) + channel,
-               *g_k = p.k + p.key_at(token, hv) + channel;
-  const float* g_g = p.g + p.gate_at(token, hv) + channel;
-  const float* g_erase = p.erase ? p.erase + p.gate_at(token, hv) + channel : nullptr;
-  const float beta = inside && !p.erase ? p.beta[token * p.value_heads + hv] : 0.f;
+// log2 of a token's decays, not below `least`. Returns whether some are.
+__device__ __forceinline__ bool load_decays(float (&g)[kOwn], const Channel<bf16_t>& p,
+                                            int64_t token, int hv, int channel, bool inside,
+                                            float least) {
+  const float4* g_g = reinterpret_cast<const float4*>(p.g + p.gate_at(token, hv) + channel);
+  bool positive = false, steep = false;
+#pragma unroll
+  for (int i = 0; i < kOwn; i += 4) {
+    const float4 y =
+        inside && channel + (i & 8) < p.key_dim ? g_g[i / 4] : float4{};  // multiples of 8
+    g[i] = y.x, g[i + 1] = y.y, g[i + 2] = y.z, g[i + 3] = y.w;
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    positive |= g[i] > 0.f;
+    g[i] *= kLog2e;
+    steep |= g[i] < kLeafLeast;
+    g[i] = g[i] < least ? least : g[i];  // NaN stays
+  }
+  if (positive) *p.positive_decay = 1;
+  return steep;
+}
+template <bool GATED>
+__device__ __forceinline__ void load_row(Row<GATED>& x, const Channel<bf16_t>& p, int64_t token,
+                                         int hv, int channel, bool inside) {
+  const uint4* g_q = reinterpret_cast<const uint4*>(p.q + p.key_at(token, hv) + channel);
+  const uint4* g_k = reinterpret_cast<const uint4*>(p.k + p.key_at(token, hv) + channel);
+  if (!GATED) x.erase[0] = inside ? p.beta[token * p.value_heads + hv] : 0.f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const bool valid = inside && channel + 8 * half < p.key_dim;
-    const uint4 q = valid ? reinterpret_cast<const uint4*>(g_q)[half] : uint4{};
-    const uint4 k = valid ? reinterpret_cast<const uint4*>(g_k)[half] : uint4{};
+    const uint4 q = valid ? g_q[half] : uint4{}, k = valid ? g_k[half] : uint4{};
     x.q[4 * half] = q.x, x.q[4 * half + 1] = q.y, x.q[4 * half + 2] = q.z, x.q[4 * half + 3] = q.w;
     x.k[4 * half] = k.x, x.k[4 * half + 1] = k.y, x.k[4 * half + 2] = k.z, x.k[4 * half + 3] = k.w;
+    if constexpr (GATED) {
+      const float4* g_erase =
+          reinterpret_cast<const float4*>(p.erase + p.gate_at(token, hv) + channel);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int at = 2 * half + i;
-      const float4 g = valid ? reinterpret_cast<const float4*>(g_g)[at] : float4{};
-      const float4 e = valid && g_erase ? reinterpret_cast<const float4*>(g_erase)[at]
-                                        : float4{beta, beta, beta, beta};
-      x.g[4 * at] = g.x, x.g[4 * at + 1] = g.y, x.g[4 * at + 2] = g.z, x.g[4 * at + 3] = g.w;
-      x.erase[4 * at] = e.x, x.erase[4 * at + 1] = e.y;
-      x.erase[4 * at + 2] = e.z, x.erase[4 * at + 3] = e.w;
+      for (int i = 2 * half; i < 2 * half + 2; ++i) {
+        const float4 e = valid ? g_erase[i] : float4{};
+        x.erase[4 * i] = e.x, x.erase[4 * i + 1] = e.y;
+        x.erase[4 * i + 2] = e.z, x.erase[4 * i + 3] = e.w;
+      }
     }
   }
 }
 
-// sum = log decays of the warp's tokens up to the lane's, total = of all eight.
-__device__ __forceinline__ void sums_of(const float (&g)[kOwn], float (&sum)[kOwn],
-                                        float (&total)[kOwn]) {
+// sum = log decays of the warp's tokens up to the lane's, from its own; total = of all eight.
+__device__ __forceinline__ void sums_of(float (&sum)[kOwn], float (&total)[kOwn]) {
   const int lane = int(threadIdx.x) & 31;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    float x = g[i];
+    float& x = sum[i];
 #pragma unroll
     for (int o = 4; o < 32; o *= 2) {
       const float before = __shfl_up_sync(0xffffffffu, x, o);
       if (lane >= o) x += before;
     }
-    sum[i] = x;
     total[i] = __shfl_sync(0xffffffffu, x, 28 + (lane & 3));
   }
 }
@@ -133,50 +152,66 @@ __device__ __forceinline__ void store_row(bf16_t* g, const unsigned (&x)[kOwn / 
   if (channel + 8 < key_dim) reinterpret_cast<uint4*>(g)[1] = {x[4], x[5], x[6], x[7]};
 }
 
-// A warp's scores with its own tokens and those before, tiles [8,8] of P above tiles of M.
-struct Scores {
-  float leaf[4] = {}, level16[4] = {}, level32[2][4] = {}, level64[4][4] = {};
-};
+// Row 8w+g of P and M, tile `column` of 8 tokens: put there by the first slab of K, else added.
+__device__ __forceinline__ void put_tile(PrepareShared& s, const float (&x)[4], int warp,
+                                         int column, bool add, const Lane& l) {
+  const int at = (8 * warp + l.g) * kInverseRow + 8 * column + 2 * l.c;
+  float2 *p = reinterpret_cast<float2*>(s.p + at), *m = reinterpret_cast<float2*>(s.m + at);
+  const float2 score = add ? *p : float2{}, inner = add ? *m : float2{};
+  const int last = column == warp ? l.g : 8;
+  *p = {2 * l.c <= last ? score.x + x[0] : 0.f, 2 * l.c + 1 <= last ? score.y + x[1] : 0.f};
+  *m = {2 * l.c < last ? inner.x + x[2] : 0.f, 2 * l.c + 1 < last ? inner.y + x[3] : 0.f};
+}
+// Its rows in the columns that `keys` holds.
+__device__ __forceinline__ void put_product(PrepareShared& s, const unsigned (&q)[kOwn / 2],
+                                            const unsigned (&b)[kOwn / 2],
+                                            const uint4 (&keys)[2][32], int warp, int column,
+                                            bool add, const Lane& l) {
+  float d[4] = {};
+  multiply_keys(d, q, b, keys);
+  put_tile(s, d, warp, column, add, l);
+}
 
-// The leaf, from registers.
-__device__ __forceinline__ void multiply_leaf(Scores& x, const Row& row, const float (&sum)[kOwn],
+// The leaf, from registers; sum and total as of sums_of.
+template <bool GATED>
+__device__ __forceinline__ void multiply_leaf(float (&d)[4], const Row<GATED>& row,
+                                              const float (&sum)[kOwn],
                                               const float (&total)[kOwn]) {
-  float s[kOwn], t[kOwn];
-  bool steep = false;
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) s[i] = sum[i], t[i] = total[i], steep |= row.g[i] < kLeafLeast;
-  if (__any_sync(0xffffffffu, steep)) {
-    float g[kOwn];
+  for (int i = 0; i < 4; ++i) {
+    unsigned q[2], b[2], k[2];
 #pragma unroll
-    for (int i = 0; i < kOwn; ++i) g[i] = row.g[i] < kLeafLeast ? kLeafLeast : row.g[i];
-    sums_of(g, s, t);
+    for (int h = 0; h < 2; ++h) {
+      const int x = 2 * i + h, c = 2 * x;
+      const float first = sum[c] - 0.5f * total[c], second = sum[c + 1] - 0.5f * total[c + 1];
+      const float up[2] = {exp2_fast(first), exp2_fast(second)};
+      q[h] = pack_bf16(low_half(row.q[x]) * up[0], high_half(row.q[x]) * up[1]);
+      b[h] = pack_bf16(low_half(row.k[x]) * row.erase[GATED ? c : 0] * up[0],
+                       high_half(row.k[x]) * row.erase[GATED ? c + 1 : 0] * up[1]);
+      k[h] = pack_bf16(low_half(row.k[x]) * exp2_fast(-first),
+                       high_half(row.k[x]) * exp2_fast(-second));
+    }
+    mma(d, {q[0], b[0], q[1], b[1]}, k[0], k[1]);
   }
-  unsigned q[kOwn / 2], b[kOwn / 2], k[kOwn / 2];
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i)
-    s[i] -= 0.5f * t[i], t[i] = exp2_fast(-s[i]), s[i] = exp2_fast(s[i]);
-  scaled(q, row.q, s);
-  scaled_erase(b, row, s);
-  scaled(k, row.k, t);
-  multiply_row(x.leaf, q, b, k);
 }
 
 // Right operands of the warp's tokens for the nodes in whose left half they lie; then k∘τ, stored.
-__device__ __forceinline__ void right_operands(PrepareShared& s, const Row& row,
-                                               float (&tail)[kOwn], int warp, int own, bool scores,
+template <bool SCORES, bool GATED>
+__device__ __forceinline__ void right_operands(PrepareShared& s, const Row<GATED>& row,
+                                               float (&tail)[kOwn], int warp, int own,
                                                bf16_t* g_kept, int channel, int key_dim) {
   unsigned k[kOwn / 2];
   if (!(warp & 1)) {
-    if (scores) scaled(k, row.k, tail), put_keys(s.keys[warp / 2], k);
+    if (SCORES) scaled(k, row.k, tail), put_keys(s.keys[warp / 2], k);
     times(tail, &s.total[warp + 1][own]);
   }
   if (!(warp & 2)) {
-    if (scores) scaled(k, row.k, tail), put_keys(s.keys[4 + 2 * (warp >> 2) + (warp & 1)], k);
+    if (SCORES) scaled(k, row.k, tail), put_keys(s.keys[4 + 2 * (warp >> 2) + (warp & 1)], k);
     const int next = (warp | 1) + 1;
     times(tail, &s.total[next][own]), times(tail, &s.total[next + 1][own]);
   }
   if (!(warp & 4)) {
-    if (scores) scaled(k, row.k, tail), put_keys(s.keys[8 + warp], k);
+    if (SCORES) scaled(k, row.k, tail), put_keys(s.keys[8 + warp], k);
     for (int i = 4; i < 8; ++i) times(tail, &s.total[i][own]);
   }
   if (g_kept) {
@@ -186,33 +221,34 @@ __device__ __forceinline__ void right_operands(PrepareShared& s, const Row& row,
 }
 
 // Left operands times what lies before, level by level; then scale q∘γ and b∘k∘γ, stored.
-__device__ __forceinline__ void left_operands(PrepareShared& s, const Row& row, Scores& x,
-                                              float (&head)[kOwn], int warp, int own, bool scores,
+template <bool SCORES, bool GATED>
+__device__ __forceinline__ void left_operands(PrepareShared& s, const Row<GATED>& row,
+                                              float (&head)[kOwn], int warp, int own, bool add,
                                               float scale, bf16_t* g_queries, bf16_t* g_erased,
-                                              int channel, int key_dim) {
+                                              int channel, int key_dim, const Lane& l) {
   unsigned q[kOwn / 2], b[kOwn / 2];
   if (warp & 1) {
-    if (scores) {
+    if (SCORES) {
       scaled(q, row.q, head), scaled_erase(b, row, head);
-      multiply_keys(x.level16, q, b, s.keys[warp / 2]);
+      put_product(s, q, b, s.keys[warp / 2], warp, warp - 1, add, l);
     }
     times(head, &s.total[warp - 1][own]);
   }
   if (warp & 2) {
-    if (scores) {
+    const int first = warp & 4;
+    if (SCORES) {
       scaled(q, row.q, head), scaled_erase(b, row, head);
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        multiply_keys(x.level32[j], q, b, s.keys[4 + 2 * (warp >> 2) + j]);
+        put_product(s, q, b, s.keys[4 + first / 2 + j], warp, first + j, add, l);
     }
-    const int first = (warp & 4);
     times(head, &s.total[first][own]), times(head, &s.total[first + 1][own]);
   }
   if (warp & 4) {
-    if (scores) {
+    if (SCORES) {
       scaled(q, row.q, head), scaled_erase(b, row, head);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) multiply_keys(x.level64[j], q, b, s.keys[8 + j]);
+      for (int j = 0; j < 4; ++j) put_product(s, q, b, s.keys[8 + j], warp, j, add, l);
     }
     for (int i = 0; i < 4; ++i) times(head, &s.total[i][own]);
   }
@@ -225,30 +261,14 @@ __device__ __forceinline__ void left_operands(PrepareShared& s, const Row& row, 
   store_row(g_queries, q, channel, key_dim);
 }
 
-// Row 8w+g of P and M, tile `column` of 8 tokens.
-__device__ __forceinline__ void put_tile(PrepareShared& s, const float (&x)[4], float scale,
-                                         int warp, int column, const Lane& l) {
-  const int r = 8 * warp + l.g, c = 8 * column + 2 * l.c;
-  const bool last = column == warp;
-  const bool first = !last || 2 * l.c <= l.g, second = !last || 2 * l.c + 1 <= l.g;
-  *reinterpret_cast<unsigned*>(s.p + r * kScoreRow + c) =
-      pack_bf16(first ? scale * x[0] : 0.f, second ? scale * x[1] : 0.f);
-  const bool first_inner = !last || 2 * l.c < l.g, second_inner = !last || 2 * l.c + 1 < l.g;
-  *reinterpret_cast<float2*>(s.m + r * kInverseRow + c) = {first_inner ? x[2] : 0.f,
-                                                           second_inner ? x[3] : 0.f};
-}
-__device__ __forceinline__ void put_scores(PrepareShared& s, const Scores& x, float scale, int warp,
-                                           const Lane& l) {
-  put_tile(s, x.leaf, scale, warp, warp, l);
-  if (warp & 1) put_tile(s, x.level16, scale, warp, warp - 1, l);
-  if (warp & 2)
+// Eight numbers of row `row` from column c on as bf16; none beyond the diagonal.
+__device__ __forceinline__ void store_lower(bf16_t* g, const float* s, float scale, int row,
+                                            int c) {
+  float x[8] = {};
+  if (c <= row) load_pack<float>(x, s + row * kInverseRow + c);
 #pragma unroll
-    for (int j = 0; j < 2; ++j) put_tile(s, x.level32[j], scale, warp, (warp & 4) + j, l);
-  if (warp & 4)
-#pragma unroll
-    for (int j = 0; j < 4; ++j) put_tile(s, x.level64[j], scale, warp, j, l);
-  const float zero[4] = {};
-  for (int column = warp + 1; column < 8; ++column) put_tile(s, zero, 0.f, warp, column, l);
+  for (int e = 0; e < 8; ++e) x[e] = c + e <= row ? scale * x[e] : 0.f;
+  store_pack<bf16_t>(g + row * kChunk + c, x);
 }
 
 // γ_n by channel of a slab, and β (1 where V comes with its gate).
@@ -259,7 +279,7 @@ __device__ __forceinline__ void write_total(const PrepareShared& s, const Channe
   if (t < 64 && 64 * slab + t < p.key_dim) {
     float f = 1;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) f *= s.total[i][t];
+    for (int i = 0; i < 8; ++i) f *= s.total[i][t / kOwn * (kOwn + 4) + t % kOwn];
     g_total[64 * slab + t] = f;
   }
   if (slab == 0 && t >= 64 && t < 128) {
@@ -289,35 +309,37 @@ __device__ __forceinline__ void write_written(const Channel<bf16_t>& p, Span spa
 }
 
 // Block (head, chunk) of eight warps. Per slab of 64 channels: 1 decays of the warp's tokens, and
-// its leaf. 2 right operands, k∘τ. 3 left operands and their products, q∘γ and b∘k∘γ. Then 4 P and
-// M to shared memory. 5 A = (I+M)⁻¹ by two warps; the others store P, and w∘V. 6 A stored.
-template <bool SCORES>
-__global__ void __launch_bounds__(kThreads, 2) channel_prepare_kernel(Channel<bf16_t> p) {
+// its leaf. 2 right operands, k∘τ. 3 left operands and their products, q∘γ and b∘k∘γ. Then 4 A =
+// (I+M)⁻¹ by two warps; the others store P, and w∘V. 5 A stored.
+template <bool SCORES, bool GATED>
+__global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
+    channel_prepare_kernel(Channel<bf16_t> p) {
   auto& s = dynamic_shared<PrepareShared>();
   const Lane l;
-  const int warp = int(threadIdx.x) >> 5, hv = int(blockIdx.x), own = kOwn * l.c;
+  const int warp = int(threadIdx.x) >> 5, hv = int(blockIdx.x), own = (kOwn + 4) * l.c;
   for (int64_t chunk = blockIdx.y; chunk < p.chunks; chunk += gridDim.y) {
     const Span span = span_of(p, chunk);
     if (span.rows == 0) return;
-    const int r = 8 * warp + l.g;
-    const int64_t token = span.first + r;
-    const bool inside = r < span.rows;
-    Scores scores;
+    const int64_t token = span.first + 8 * warp + l.g;
+    const bool inside = 8 * warp + l.g < span.rows;
     for (int slab = 0; 64 * slab < p.key_dim; ++slab) {
-      const int channel = 64 * slab + own;
-      Row row;
-      load_row(row, p, token, hv, channel, inside);
-      bool positive = false;
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) {
-        positive |= row.g[i] > 0.f;
-        row.g[i] *= kLog2e;
-        row.g[i] = row.g[i] < kLeast ? kLeast : row.g[i];  // NaN stays
-      }
-      if (positive) *p.positive_decay = 1;
+      const int channel = 64 * slab + kOwn * l.c;
+      Row<GATED> row;
       float head[kOwn], tail[kOwn];  // 1
-      sums_of(row.g, head, tail);
-      if (SCORES) multiply_leaf(scores, row, head, tail);
+      load_row(row, p, token, hv, channel, inside);
+      const bool steep = load_decays(head, p, token, hv, channel, inside, kLeast);
+      float d[4] = {};
+      if (SCORES && __any_sync(0xffffffffu, steep)) {
+        load_decays(head, p, token, hv, channel, inside, kLeafLeast);
+        sums_of(head, tail);
+        multiply_leaf(d, row, head, tail);
+        load_decays(head, p, token, hv, channel, inside, kLeast);
+        sums_of(head, tail);
+      } else {
+        sums_of(head, tail);
+        if (SCORES) multiply_leaf(d, row, head, tail);
+      }
+      if (SCORES) put_tile(s, d, warp, warp, slab > 0, l);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         tail[i] = exp2_fast(tail[i] - head[i]);
@@ -331,35 +353,27 @@ __global__ void __launch_bounds__(kThreads, 2) channel_prepare_kernel(Channel<bf
                                                                  head[i + 3]};
       __syncthreads();
       const int64_t at = p.row_at(token, hv) * p.key_dim + channel;
-      right_operands(s, row, tail, warp, own, SCORES, inside ? p.kept + at : nullptr, channel,
-                     p.key_dim);  // 2
+      right_operands<SCORES>(s, row, tail, warp, own, inside ? p.kept + at : nullptr, channel,
+                             p.key_dim);  // 2
       write_total(s, p, span, chunk, hv, slab);
       if (SCORES) __syncthreads();
-      left_operands(s, row, scores, head, warp, own, SCORES, p.scale,
-                    inside ? p.queries + at : nullptr, p.erased + at, channel, p.key_dim);  // 3
+      left_operands<SCORES>(s, row, head, warp, own, slab > 0, p.scale,
+                            inside ? p.queries + at : nullptr, p.erased + at, channel, p.key_dim,
+                            l);  // 3
     }
-    if (SCORES) {
-      put_scores(s, scores, p.scale, warp, l);  // 4
-      __syncthreads();
-      const int64_t g_row = p.row_at(span.first, hv);
-      if (warp < 2) {  // 5
-        invert_by_two_warps(s.m, warp);
-      } else {
-        for (int i = int(threadIdx.x) - 64; i < span.rows * 8; i += kThreads - 64)
-          *reinterpret_cast<uint4*>(p.scores + (g_row + (i >> 3)) * kChunk + 8 * (i & 7)) =
-              *reinterpret_cast<const uint4*>(s.p + (i >> 3) * kScoreRow + 8 * (i & 7));
-        if (p.written) write_written(p, span, hv, 64);
-      }
-      __syncthreads();
-      for (int i = int(threadIdx.x); i < span.rows * 8; i += kThreads) {  // 6
-        const int row = i >> 3, c = 8 * (i & 7);
-        float a[8] = {};
-        if (c <= row) load_pack<float>(a, s.m + row * kInverseRow + c);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) a[e] = c + e <= row ? a[e] : 0.f;
-        store_pack<bf16_t>(p.a + (g_row + row) * kChunk + c, a);
-      }
+    __syncthreads();
+    if (!SCORES) continue;
+    const int64_t square = p.row_at(span.first, hv) * kChunk;
+    if (warp < 2) {  // 4
+      invert_by_two_warps(s.m, warp);
+    } else {
+      for (int i = int(threadIdx.x) - 64; i < span.rows * 8; i += kThreads - 64)
+        store_lower(p.scores + square, s.p, p.scale, i >> 3, 8 * (i & 7));
+      if (GATED && p.written) write_written(p, span, hv, 64);
     }
+    __syncthreads();
+    for (int i = int(threadIdx.x); i < span.rows * 8; i += kThreads)  // 5
+      store_lower(p.a + square, s.m, 1.f, i >> 3, 8 * (i & 7));
     __syncthreads();
   }
 }
@@ -368,10 +382,12 @@ __global__ void __launch_bounds__(kThreads, 2) channel_prepare_kernel(Channel<bf
 
 void channel_fast_prepare(const Channel<bf16_t>& p, Prepare what, cudaStream_t stream) {
   const dim3 grid(unsigned(p.value_heads), unsigned(std::min<int64_t>(p.chunks, 65535)));
-  if (what == Prepare::everything)
-    launch_fast<PrepareShared>(channel_prepare_kernel<true>, kThreads, grid, stream, p);
-  else
-    launch_fast<PrepareShared>(channel_prepare_kernel<false>, kThreads, grid, stream, p);
+  const bool scores = what == Prepare::everything;
+  launch_fast<PrepareShared>(
+      p.erase  ? scores ? channel_prepare_kernel<true, true> : channel_prepare_kernel<false, true>
+       : scores ? channel_prepare_kernel<true, false>
+               : channel_prepare_kernel<false, false>,
+      kThreads, grid, stream, p);
 }
 
 }  // namespace ebb::gpu::delta
