@@ -23,8 +23,6 @@ list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: named above too, but no cuda/NAME.cu.
 list(APPEND EBB_OPS_COMPOSED channel_mix movement)
-# On the CPU only.
-list(APPEND EBB_OPS_COMPOSED gated_linear_attention ssd)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)
@@ -41,6 +39,9 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_rule_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES
   ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp)
+list(APPEND EBB_CUDA_EXTRA_SOURCES
+  cuda/gated_linear_attention_bwd.cu cuda/gated_linear_attention_fwd.cu
+  cuda/gated_linear_attention_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)

@@ -47,6 +47,7 @@ set(EBB_CUDA_TESTS
   autograd_cuda_test.cpp
   conv_cuda_test.cpp
   elementwise_test.cpp
+  gated_linear_attention_cuda_test.cpp
   large_cuda_test.cpp
   reduce_test.cpp
   graph_test.cpp

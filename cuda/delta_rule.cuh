@@ -216,6 +216,29 @@ __device__ __forceinline__ void write_scores(Accumulator<T, 64>& qk, const Gates
   });
 }
 
+// s_crossing[t] = Σ_{i>=t>j} z_ij for z [64,64] of zeros on and above the diagonal; overwrites z.
+__device__ inline void sum_crossing(float* s_z, float* s_crossing) {
+  constexpr int ld = row_length<float>(64);
+  const int t = int(threadIdx.x), segment = t >> 6;
+  float sum = 0;  // column t%64: sums from below, in four segments of 16 rows
+  for (int i = 16 * segment + 15; i >= 16 * segment; --i) {
+    sum += s_z[i * ld + (t & 63)];
+    s_z[i * ld + (t & 63)] = sum;
+  }
+  __syncthreads();
+  for (int row = 8 * (t >> 5); row < 8 * (t >> 5) + 8; ++row) {
+    float part = 0;
+    for (int j = t & 31; j < row; j += 32) {
+      part += s_z[row * ld + j];
+      for (int below = (row & ~15) + 16; below < kTileRows; below += 16)
+        part += s_z[below * ld + j];
+    }
+    part = warp_sum(part);
+    if ((t & 31) == 0) s_crossing[row] = part;
+  }
+  __syncthreads();
+}
+
 // Two stages of prefetched tiles, where they fit beside `rest` bytes.
 template <class Stage>
 constexpr int stages_beside(size_t rest) {

@@ -15,23 +15,18 @@ Tensor empty_state(const LinearAttentionProblem& p) {
                        p.g.device());
 }
 
-void check_on_cpu(const char* op, const Tensor& q) {
-  check(!q.on_cuda(), "{}: q is on {}; this operator runs on the CPU only", op, q.device());
-}
-
 LinearAttentionProblem checked(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                                const Tensor& h0, const LinearAttentionOptions& options) {
   const Tensor &weight = options.weight.value(), &skip = options.skip.value();
   check_heads(kOp, q, k, v, 4);
-  check_on_cpu(kOp, q);
   const Shape gates = v.shape().first(3);
   check_gate(kOp, "g", g, gates, v);
   if (weight) check_gate(kOp, "weight", weight, gates, v);
   if (skip) check_gate(kOp, "skip", skip, {v.size(2)}, v);
   check_same_device(kOp, q, {&k, &v, &g, &h0, &weight, &skip});
   check(options.chunk >= 1, "{}: chunk is {}, want at least 1", kOp, options.chunk);
-  check(options.memory_chunk >= 0, "{}: memory_chunk is {}, want at least 1, or 0 for none", kOp,
-        options.memory_chunk);
+  check(options.memory_chunk >= 0 && options.memory_chunk < (1 << 30),
+        "{}: memory_chunk is {}, want 1...2^30, or 0 for none", kOp, options.memory_chunk);
   LinearAttentionProblem p{.q = q.contiguous(),
                            .k = k.contiguous(),
                            .v = v.contiguous(),
@@ -66,8 +61,11 @@ void backward_pass(BackwardContext& ctx, LinearAttentionProblem p) {
                                        .dweight = wanted(5, p.weight),
                                        .dskip = wanted(6, p.skip)};
   const auto upstream = [&](int i) { return ctx.has_dy(i) ? ctx.dy(i).contiguous() : Tensor(); };
-  cpu::gated_linear_attention_bwd(p, saved, ctx.dy(0).contiguous(), upstream(1), upstream(2),
-                                  grads);
+  const Tensor d_o = ctx.dy(0).contiguous();
+  if (kWithCuda && d_o.on_cuda())
+    gpu::gated_linear_attention_bwd(p, saved, d_o, upstream(1), upstream(2), grads);
+  else
+    cpu::gated_linear_attention_bwd(p, saved, d_o, upstream(1), upstream(2), grads);
   const Tensor* all[] = {&grads.dq,  &grads.dk,      &grads.dv,   &grads.dg,
                          &grads.dh0, &grads.dweight, &grads.dskip};
   for (int i = 0; i < 7; ++i)
@@ -87,7 +85,11 @@ LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const V
       p.memory_chunk ? Tensor::empty({p.memories(), p.heads(), p.key_dim(), p.value_dim()},
                                      p.v.dtype(), p.v.device())
                      : Tensor();
-  const LinearAttentionSaved saved = cpu::gated_linear_attention_fwd(p, o, ht, contributions);
+  LinearAttentionSaved saved;
+  if (kWithCuda && o.on_cuda())
+    saved = gpu::gated_linear_attention_fwd(p, o, ht, contributions);
+  else
+    saved = cpu::gated_linear_attention_fwd(p, o, ht, contributions);
   LinearAttentionProblem sizes;  // what backward captures: the problem without its tensors
   sizes.scale = p.scale, sizes.layout = p.layout;
   sizes.chunk = p.chunk, sizes.memory_chunk = p.memory_chunk;
@@ -105,7 +107,6 @@ Tensor gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tenso
   const OpScope scope(op);
   const Tensor &weight = options.weight, &skip = options.skip;
   check_heads(op, q, k, v, 3);
-  check_on_cpu(op, q);
   const Shape gates = v.shape().first(2);
   check_gate(op, "g", g, gates, v);
   if (weight) check_gate(op, "weight", weight, gates, v);
@@ -118,8 +119,11 @@ Tensor gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tenso
   const LinearAttentionStep dense{options.scale, weight ? weight.contiguous() : Tensor(),
                                   skip ? skip.contiguous() : Tensor()};
   state.bump_version();  // before writing: read-only memory is refused here
-  cpu::gated_linear_attention_step(q.contiguous(), k.contiguous(), v.contiguous(), g.contiguous(),
-                                   state, dense, o);
+  const Tensor in[] = {q.contiguous(), k.contiguous(), v.contiguous(), g.contiguous()};
+  if (kWithCuda && q.on_cuda())
+    gpu::gated_linear_attention_step(in[0], in[1], in[2], in[3], state, dense, o);
+  else
+    cpu::gated_linear_attention_step(in[0], in[1], in[2], in[3], state, dense, o);
   return o;
 }
 

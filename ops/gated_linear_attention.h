@@ -114,5 +114,15 @@ void gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tensor&
                                  const Tensor& state, const LinearAttentionStep& options,
                                  const Tensor& o);
 }  // namespace cpu
+namespace gpu {
+LinearAttentionSaved gated_linear_attention_fwd(const LinearAttentionProblem& p, const Tensor& o,
+                                                const Tensor& ht, const Tensor& contributions);
+void gated_linear_attention_bwd(const LinearAttentionProblem& p, const LinearAttentionSaved& saved,
+                                const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions,
+                                const LinearAttentionGradients& grads);
+void gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                 const Tensor& state, const LinearAttentionStep& options,
+                                 const Tensor& o);
+}  // namespace gpu
 
 }  // namespace ebb

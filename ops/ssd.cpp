@@ -47,12 +47,12 @@ struct Gate {
 void ssd_gate_fwd(const SsdGateArgs& in, const Tensor& step, const Tensor& decay) {
   visit(step.dtype(), [&]<class T>() {
     const Gate<T> gate(in);
-    const int64_t heads = in.A.numel(), n = in.dt.numel();
-    const T* dt = in.dt.data<T>();
+    const int64_t heads = in.A.numel(), n = step.numel();
+    const T* dt = in.dt.t.data<T>();
     T *p_step = step.data<T>(), *p_decay = decay.data<T>();
 #pragma omp parallel for if (n > 4096)
     for (int64_t i = 0; i < n; ++i) {
-      p_step[i] = gate.step(dt[i], i % heads).first;
+      p_step[i] = gate.step(dt[i / heads * in.dt.stride + i % heads], i % heads).first;
       p_decay[i] = gate.A[size_t(i % heads)] * p_step[i];
     }
   });
@@ -62,17 +62,17 @@ void ssd_gate_bwd(const SsdGateArgs& in, const Tensor& dstep, const Tensor& ddec
                   const SsdGateGrads& out) {
   visit(dstep.dtype(), [&]<class T>() {
     const Gate<T> gate(in);
-    const int64_t heads = in.A.numel(), tokens = heads ? in.dt.numel() / heads : 0;
+    const int64_t heads = in.A.numel(), tokens = in.dt.count;
     const int64_t blocks = (tokens + kRows - 1) / kRows;
     std::vector<double> partial(size_t(blocks * 2 * heads));  // Σ ddt, Σ Δ da
-    const T *dt = in.dt.data<T>(), *ds = dstep.data<T>(), *da = ddecay.data<T>();
+    const T *dt = in.dt.t.data<T>(), *ds = dstep.data<T>(), *da = ddecay.data<T>();
     T* ddt = out.ddt ? out.ddt.data<T>() : nullptr;
 #pragma omp parallel for if (tokens * heads > 4096)
     for (int64_t b = 0; b < blocks; ++b) {
       double *bias = partial.data() + b * 2 * heads, *a = bias + heads;
       for (int64_t i = b * kRows * heads; i < std::min(tokens, (b + 1) * kRows) * heads; ++i) {
         const size_t h = size_t(i % heads);
-        const auto [step, slope] = gate.step(dt[i], i % heads);
+        const auto [step, slope] = gate.step(dt[i / heads * in.dt.stride + i % heads], i % heads);
         const T d = slope * (ds[i] + gate.A[h] * da[i]);
         if (ddt) ddt[i] = d;
         bias[h] += double(d);
@@ -118,35 +118,49 @@ SsdGateArgs checked_gate(const char* op, const Tensor& x, const Tensor& dt, cons
   check(options.dt_min >= 0 && options.dt_min <= options.dt_max,
         "{}: dt_min is {}, dt_max {}; want 0 <= dt_min <= dt_max", op, options.dt_min,
         options.dt_max);
-  check(!x.on_cuda(), "{}: x is on {}; this operator runs on the CPU only", op, x.device());
-  if (!options.log_A) cpu::recurrence::check_decays(op, A.contiguous(), "A", "A <= 0");
-  return {dt.contiguous(),  A.contiguous(), bias ? bias.contiguous() : Tensor(),
+  if (!options.log_A && !x.on_cuda())
+    cpu::recurrence::check_decays(op, A.contiguous(), "A", "A <= 0");
+  return {as_rows(dt),      A.contiguous(), bias ? bias.contiguous() : Tensor(),
           options.softplus, options.log_A,  options.dt_min,
           options.dt_max};
 }
 
-// {Δ, A Δ}, recorded. Saves dt, A, dt_bias.
+void gate_forward(const SsdGateArgs& in, const Tensor& step, const Tensor& decay) {
+  if (kWithCuda && step.on_cuda())
+    gpu::ssd_gate_fwd(in, step, decay);
+  else
+    cpu::ssd_gate_fwd(in, step, decay);
+}
+
+// Saved: dt, A, dt_bias.
+void gate_backward(BackwardContext& ctx, SsdGateArgs in) {
+  const Tensor& dt = ctx.saved(0);
+  in.dt = as_rows(dt), in.A = ctx.saved(1), in.bias = ctx.saved(2);
+  const auto wanted = [&](int i, const Tensor& like) {
+    return ctx.needs(i) ? Tensor::empty(like.shape(), like.dtype(), like.device()) : Tensor();
+  };
+  const SsdGateGrads grads{wanted(0, dt), wanted(1, in.A), wanted(2, in.bias)};
+  const Tensor dstep = ctx.dy(0).contiguous(), ddecay = ctx.dy(1).contiguous();
+  if (kWithCuda && dt.on_cuda())
+    gpu::ssd_gate_bwd(in, dstep, ddecay, grads);
+  else
+    cpu::ssd_gate_bwd(in, dstep, ddecay, grads);
+  if (grads.ddt) ctx.grad(0, grads.ddt);
+  if (grads.dA) ctx.grad(1, grads.dA);
+  if (grads.dbias) ctx.grad(2, grads.dbias);
+}
+
+// {Δ, A Δ}, recorded.
 std::pair<Var, Var> gate(const Var& dt, const Var& A, const SsdOptions& options,
                          const SsdGateArgs& in) {
-  const Tensor step = Tensor::empty(in.dt.shape(), in.A.dtype(), in.A.device());
+  const Tensor step = Tensor::empty(dt.shape(), in.A.dtype(), in.A.device());
   const Tensor decay = Tensor::empty_like(step);
-  cpu::ssd_gate_fwd(in, step, decay);
-  SsdGateArgs rest = in;
-  rest.dt = rest.A = rest.bias = {};
+  gate_forward(in, step, decay);
+  SsdGateArgs rest = in;  // what backward captures: no tensors
+  rest.dt = {}, rest.A = {}, rest.bias = {};
   const std::vector<Var> out =
-      record("ssd_gate", {dt, A, options.dt_bias}, {in.dt, in.A, in.bias}, {step, decay},
-             [rest](BackwardContext& ctx) {
-               SsdGateArgs in = rest;
-               in.dt = ctx.saved(0), in.A = ctx.saved(1), in.bias = ctx.saved(2);
-               const auto wanted = [&](int i, const Tensor& like) {
-                 return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
-               };
-               const SsdGateGrads grads{wanted(0, in.dt), wanted(1, in.A), wanted(2, in.bias)};
-               cpu::ssd_gate_bwd(in, ctx.dy(0).contiguous(), ctx.dy(1).contiguous(), grads);
-               if (grads.ddt) ctx.grad(0, grads.ddt);
-               if (grads.dA) ctx.grad(1, grads.dA);
-               if (grads.dbias) ctx.grad(2, grads.dbias);
-             });
+      record("ssd_gate", {dt, A, options.dt_bias}, {in.dt.t, in.A, in.bias}, {step, decay},
+             [rest](BackwardContext& ctx) { gate_backward(ctx, rest); });
   return {out[0], out[1]};
 }
 
@@ -195,9 +209,23 @@ Tensor ssd_step(const Tensor& x, const Tensor& dt, const Tensor& A, const Tensor
   const SsdGateArgs in = checked_gate(op, x, dt, A, options);
   check(x.dim() == 3, "{}: x is {}, want [B,H,P]", op, x.shape());
   check_states(op, x, B, C);
-  const Tensor step = Tensor::empty(in.dt.shape(), in.A.dtype(), in.A.device());
+  if (kWithCuda && x.on_cuda()) {
+    const Tensor& D = options.D.value();
+    check_gate(op, "state", state, {x.size(0), x.size(1), B.size(2), x.size(2)}, x);
+    check_same_device(op, x, {&B, &C, &state});
+    check(state.is_contiguous(), "{}: the state {} is updated in place and must be dense", op,
+          state.shape());
+    check(B.size(2) <= 256 && x.size(2) <= 256, "{}: head sizes {} and {}; want at most 256", op,
+          B.size(2), x.size(2));
+    const Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+    state.bump_version();
+    gpu::ssd_step(in, x.contiguous(), B.contiguous(), C.contiguous(), D ? D.contiguous() : D, state,
+                  y);
+    return y;
+  }
+  const Tensor step = Tensor::empty(dt.shape(), in.A.dtype());
   const Tensor decay = Tensor::empty_like(step);
-  cpu::ssd_gate_fwd(in, step, decay);
+  gate_forward(in, step, decay);
   return gated_linear_attention_step(C, B, x, decay, state,
                                      {.weight = step, .skip = options.D.value()});
 }

@@ -21,6 +21,7 @@
 #include <limits>
 
 #include "ops/gated_linear_attention.h"
+#include "ops/rows.h"
 
 namespace ebb {
 
@@ -53,9 +54,9 @@ Tensor ssd_step(const Tensor& x, const Tensor& dt, const Tensor& A, const Tensor
 Cost ssd_cost(Pass pass, const LinearAttentionSize& s, DType dtype, bool saves = true);
 Cost ssd_step_cost(const LinearAttentionSize& s, DType dtype);
 
-// Δ and A Δ, [tokens,H] f32 (f64), dense, of dense dt [tokens,H].
+// Δ and A Δ, [tokens,H] f32 (f64), dense.
 struct SsdGateArgs {
-  Tensor dt = {};
+  Rows dt = {};      // rows of H
   Tensor A = {};     // [H]: A or A_log
   Tensor bias = {};  // [H] or undefined
   bool softplus = true, log_A = false;
@@ -69,5 +70,13 @@ void ssd_gate_fwd(const SsdGateArgs& in, const Tensor& step, const Tensor& decay
 void ssd_gate_bwd(const SsdGateArgs& in, const Tensor& dstep, const Tensor& ddecay,
                   const SsdGateGrads& out);
 }  // namespace cpu
+namespace gpu {
+void ssd_gate_fwd(const SsdGateArgs& in, const Tensor& step, const Tensor& decay);
+void ssd_gate_bwd(const SsdGateArgs& in, const Tensor& dstep, const Tensor& ddecay,
+                  const SsdGateGrads& out);
+// One kernel: Δ, the state, y. D may be undefined.
+void ssd_step(const SsdGateArgs& gate, const Tensor& x, const Tensor& B, const Tensor& C,
+              const Tensor& D, const Tensor& state, const Tensor& y);
+}  // namespace gpu
 
 }  // namespace ebb

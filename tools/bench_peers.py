@@ -59,6 +59,7 @@ def cases():
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gdn2 import chunk_gdn2
     from fla.ops.kda import chunk_kda
+    from fla.ops.simple_gla import chunk_simple_gla
 
     n = 32768
     x, w = rand(1, n, 512), rand(512)
@@ -102,6 +103,35 @@ def cases():
                          ("gdn2", 8, 4096, 6, 64, 128)]:
         inputs, fn = channel(kind, *shape)
         yield "{} B{} T{} H{} K{} V{}".format(kind, *shape), inputs, fn
+
+
+    B, T, H, K, V = 8, 4096, 6, 64, 128
+    q, k, v = rand(B, T, H, K), rand(B, T, H, K), rand(B, T, H, V)
+    gate = F.logsigmoid(torch.randn(B, T, H, device=DEV)).requires_grad_()
+    yield (f"gated_linear_attention B{B} T{T} H{H} K{K} V{V}", [q, k, v, gate],
+           lambda: chunk_simple_gla(q, k, v, gate, scale=K ** -0.5)[0])
+    yield from ssd_cases()
+
+
+def ssd_cases():
+    """mamba_ssm's kernels, where that package is installed (only its Triton part is needed)."""
+    try:
+        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+    except ImportError as error:
+        print(f"mamba_ssm: {error}; its rows are left out")
+        return
+    P, N = 64, 128
+    for B, T, H in [(8, 4096, 16), (2, 8192, 64)]:
+        x, b, c = rand(B, T, H, P), rand(B, T, 1, N), rand(B, T, 1, N)
+        dt = (torch.randn(B, T, H, device=DEV) - 3).to(DT).requires_grad_()
+        a = (-torch.exp(2.7 * torch.rand(H, device=DEV))).requires_grad_()
+        d, bias = rand(H, dtype=torch.float32), rand(H, dtype=torch.float32, scale=0.1)
+
+        def fn(x=x, dt=dt, a=a, b=b, c=c, d=d, bias=bias):
+            return mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size=256, D=d, dt_bias=bias,
+                                             dt_softplus=True)
+
+        yield f"ssd B{B} T{T} H{H} P{P} N{N}", [x, dt, a, b, c, d, bias], fn
 
 
 def measure(inputs, forward):

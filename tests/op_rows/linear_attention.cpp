@@ -404,7 +404,7 @@ std::vector<OpError> attention_errors() {
         }),
       e("undefined", "v is undefined", [](Call& c) { c.v = {}; }),
       e("chunk", "chunk is 0, want at least 1", [](Call& c) { c.options.chunk = 0; }),
-      e("memory", "memory_chunk is -1, want at least 1, or 0 for none",
+      e("memory", "memory_chunk is -1, want 1\\.\\.\\.2\\^30, or 0 for none",
         [](Call& c) { c.options.memory_chunk = -1; }),
       e("layout", "cu_seqlens ends at 3, the input has 1x4 tokens",
         [](Call& c) {
@@ -482,8 +482,6 @@ std::vector<OpRow> linear_attention_rows(Draw& draw) {
   for (const Case& s : cases()) attention.cases.push_back(attention_case(draw, s));
   OpRow ssd_row{.op = "ssd", .errors = ssd_errors()};
   for (const Case& s : ssd_cases()) ssd_row.cases.push_back(ssd_case(draw, s));
-  for (OpRow* row : {&attention, &ssd_row})
-    for (OpCase& c : row->cases) c.cuda = false;
   return {attention, ssd_row};
 }
 

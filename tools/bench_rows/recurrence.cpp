@@ -3,6 +3,8 @@
 
 #include "ops/delta_rule.h"
 #include "ops/delta_rule_channel.h"
+#include "ops/gated_linear_attention.h"
+#include "ops/ssd.h"
 #include "tools/bench.h"
 
 namespace ebb::tools {
@@ -60,6 +62,66 @@ DeltaRuleSize delta_size(int64_t batch, int64_t time, int64_t heads, int64_t k, 
           .value_dim = v};
 }
 
+BenchCase linear_attention_case(DType t, LinearAttentionSize s) {
+  const double unit = 1 / std::sqrt(double(s.key_dim));
+  const Shape qk{s.batch, s.time, s.groups, s.key_dim};
+  return {
+      .inputs = {{.shape = qk},
+                 {.shape = qk},
+                 {.shape = {s.batch, s.time, s.heads, s.value_dim}},
+                 {.shape = {s.batch, s.time, s.heads}, .low = -0.2, .high = -0.001, .f32 = true}},
+      .run =
+          [unit](Inputs in) {
+            return std::vector{
+                gated_linear_attention(in[0], in[1], in[2], in[3], {}, {.scale = unit}).o};
+          },
+      .cost = [=](Pass p) { return gated_linear_attention_cost(p, s, t); }};
+}
+
+// Steps of about 0.05, A_log as a model draws it.
+BenchCase ssd_case(DType t, LinearAttentionSize s) {
+  const Shape keys{s.batch, s.time, s.groups, s.key_dim};
+  const Shape heads{s.heads};
+  return {.inputs = {{.shape = {s.batch, s.time, s.heads, s.value_dim}},
+                     {.shape = {s.batch, s.time, s.heads}, .mean = -3},
+                     {.shape = heads, .role = Role::parameter, .low = 0, .high = 2.7},
+                     {.shape = keys},
+                     {.shape = keys},
+                     {.shape = heads, .role = Role::parameter},
+                     {.shape = heads, .role = Role::parameter, .std = 0.1}},
+          .run =
+              [](Inputs in) {
+                return std::vector{ssd(in[0], in[1], in[2], in[3], in[4], {},
+                                       {.D = in[5], .dt_bias = in[6], .log_A = true})
+                                       .y};
+              },
+          .cost = [=](Pass p) { return ssd_cost(p, s, t); }};
+}
+
+BenchCase ssd_step_case(DType t, LinearAttentionSize s) {
+  const Shape keys{s.batch, s.groups, s.key_dim}, heads{s.heads};
+  const auto constant = [](const Shape& shape, double mean, bool f32) {
+    return BenchInput{.shape = shape, .role = Role::constant, .mean = mean, .f32 = f32};
+  };
+  return {.inputs = {constant({s.batch, s.heads, s.value_dim}, 0, false),
+                     constant({s.batch, s.heads}, -3, false), constant(heads, 1, true),
+                     constant(keys, 0, false), constant(keys, 0, false), constant(heads, 1, true),
+                     constant(heads, 0, true),
+                     constant({s.batch, s.heads, s.key_dim, s.value_dim}, 0, true)},
+          .run =
+              [](Inputs in) {
+                return std::vector<Var>{ssd_step(in[0].value(), in[1].value(), in[2].value(),
+                                                 in[3].value(), in[4].value(), in[7].value(),
+                                                 {.D = in[5], .dt_bias = in[6], .log_A = true})};
+              },
+          .cost = [=](Pass) { return ssd_step_cost(s, t); },
+          .backward = false};
+}
+
+LinearAttentionSize mamba2_size(int64_t batch, int64_t time, int64_t heads) {
+  return {.batch = batch, .time = time, .heads = heads, .key_dim = 128, .value_dim = 64};
+}
+
 }  // namespace
 
 std::vector<BenchRow> recurrence_bench_rows() {
@@ -79,6 +141,23 @@ std::vector<BenchRow> recurrence_bench_rows() {
       {"gdn2", "B8 T4096 H6 K64 V128",
        [](DType t) { return channel_case(t, delta_size(8, 4096, 6, 64, 128), DeltaGates::gdn2); },
        Where::cuda},
+      {"gated_linear_attention", "B8 T4096 H6 K64 V128",
+       [](DType t) {
+         return linear_attention_case(
+             t,
+             {.batch = 8, .time = 4096, .groups = 6, .heads = 6, .key_dim = 64, .value_dim = 128});
+       },
+       Where::cuda},
+      {"ssd", "B8 T4096 H16 P64 N128",
+       [](DType t) { return ssd_case(t, mamba2_size(8, 4096, 16)); }, Where::cuda},
+      {"ssd", "B2 T8192 H64 P64 N128",
+       [](DType t) { return ssd_case(t, mamba2_size(2, 8192, 64)); }, Where::cuda},
+      {"ssd_step", "B64 H16 P64 N128",
+       [](DType t) { return ssd_step_case(t, mamba2_size(64, 1, 16)); }, Where::cuda},
+      {"ssd_step", "B256 H16 P64 N128",
+       [](DType t) { return ssd_step_case(t, mamba2_size(256, 1, 16)); }, Where::cuda},
+      {"ssd", "B1 T1024 H16 P64 N128",
+       [](DType t) { return ssd_case(t, mamba2_size(1, 1024, 16)); }, Where::cpu},
       {"gated_delta_rule", "B1 T1024 H6 K64 V128",
        [](DType t) { return delta_rule_case(t, delta_size(1, 1024, 6, 64, 128)); }, Where::cpu},
       {"kda", "B1 T1024 H6 K64 V128",

@@ -1,0 +1,51 @@
+// Gated linear attention on the GPU: what the passes share on the host
+// (cuda/gated_linear_attention_fwd.cu, _bwd.cu).
+#include "cuda/linear_attention.cuh"
+#include "tensor/device_flags.h"
+
+namespace ebb::gpu::linear_attention {
+
+Cut::Cut(const LinearAttentionProblem& p) {
+  const int64_t longest = std::clamp<int64_t>(p.chunk, 16, kChunk);
+  const int64_t length = p.layout.is_packed() ? p.layout.max_length() : p.time();
+  run = p.memory_chunk ? std::min(p.memory_chunk, std::max<int64_t>(1, length)) : longest;
+  pieces = int(ceil_div(run, longest));
+  rows = int(ceil_div(run, pieces));
+  chunks = p.layout.chunk_count(p.batch(), p.time(), run) * pieces;
+}
+
+Tensor run_offsets(const LinearAttentionProblem& p, const Cut& cut) {
+  if (!p.layout.is_packed()) return {};
+  return p.layout.chunk_offsets(p.batch(), p.time(), cut.run, p.v.device());
+}
+
+template <class T>
+Attention<device_t<T>> make_attention(const LinearAttentionProblem& p, const Cut& cut,
+                                      const LinearAttentionSaved& saved, const Tensor& run_before) {
+  Attention<device_t<T>> d;
+  d.q = ptr<T>(p.q), d.k = ptr<T>(p.k), d.v = ptr<T>(p.v);
+  d.g = ptr<float>(p.g), d.beta = ptr<float>(p.weight), d.h0 = ptr<float>(p.h0);
+  d.skip = ptr<float>(p.skip);
+  d.a = d.values = nullptr;
+  d.states = ptr<T>(saved.states), d.partials = ptr<T>(saved.partials);
+  d.positive_decay = ebb::device_flags(p.v.device()) + int(DeviceFlag::positive_decay);
+  d.scale = float(p.scale);
+  d.heads = int(p.groups()), d.value_heads = int(p.heads());
+  d.key_dim = int(p.key_dim()), d.value_dim = int(p.value_dim());
+  d.chunk = int(cut.run), d.rows = cut.rows, d.pieces = cut.pieces;
+  d.tokens = p.batch() * p.time();
+  d.sequences = p.sequences();
+  d.chunks = cut.chunks;
+  d.cursor.cu = p.layout.is_packed() ? p.layout.device_offsets().data<int64_t>() : nullptr;
+  d.cursor.time = p.time();
+  d.cursor.count = d.sequences;
+  d.chunk_before = ptr<int64_t>(run_before);
+  d.chunks_per_row = ceil_div(p.time(), cut.run);
+  return d;
+}
+template Attention<float> make_attention<float>(const LinearAttentionProblem&, const Cut&,
+                                                const LinearAttentionSaved&, const Tensor&);
+template Attention<__nv_bfloat16> make_attention<bf16>(const LinearAttentionProblem&, const Cut&,
+                                                       const LinearAttentionSaved&, const Tensor&);
+
+}  // namespace ebb::gpu::linear_attention

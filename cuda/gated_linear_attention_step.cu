@@ -1,0 +1,160 @@
+// One decoding step of gated linear attention (ops/gated_linear_attention.h) and of SSD
+// (ops/ssd.h): bound by the state, which is read and written once.
+#include "cuda/activation.cuh"
+#include "ops/ssd.h"
+
+namespace ebb::gpu {
+namespace {
+
+constexpr int kThreads = 256;
+
+template <class T>
+struct Step {
+  const T *q, *k, *v;              // [B,G,K], [B,H,V]
+  const float *g, *weight, *skip;  // [B,H], [B,H] or null, [H] or null
+  float* state;                    // [B,H,K,V]
+  T* o;                            // [B,H,V]
+  float scale;
+  int groups, heads, key_dim, value_dim;
+  int64_t batch;
+  // SSD: instead of g and weight.
+  const T* dt = nullptr;
+  const float* dt_wide = nullptr;  // dt in f32
+  int64_t dt_stride = 0;
+  const float *A = nullptr, *bias = nullptr;
+  float low = 0, high = 0;
+  bool softplus = true, log_A = false;
+};
+
+// e^g and w of one head of one sequence.
+template <class T>
+__device__ __forceinline__ float2 gates(const Step<T>& p, int64_t row, int h, int64_t n) {
+  if (!p.A) return {expf(p.g[row]), p.weight ? p.weight[row] : 1.f};
+  const float raw = p.dt ? to_float(p.dt[n * p.dt_stride + h]) : p.dt_wide[n * p.dt_stride + h];
+  const float y = raw + (p.bias ? p.bias[h] : 0.f);
+  float step = p.softplus ? softplus(y) : y;
+  step = step < p.low ? p.low : step > p.high ? p.high : step;
+  const float A = p.log_A ? -expf(p.A[h]) : p.A[h];
+  return {expf(A * step), step};
+}
+
+// Item (sequence, head, COLS·N columns of V), block 256: a thread owns N neighbouring columns and
+// every R-th row, R = 256/COLS. 1 S = e^g S + w k vᵀ, read and written once, ROWS rows at a time.
+// 2 o = scale Sᵀ q + skip v, summed over the threads of a column in order.
+template <class T, int COLS, int N>
+__global__ void __launch_bounds__(kThreads) step_kernel(Step<T> p) {
+  constexpr int kGroups = kThreads / COLS, kRows = 4;
+  __shared__ float s_k[256], s_q[256], s_sum[kGroups][COLS * N];
+  const int x = int(threadIdx.x) % COLS, y = int(threadIdx.x) / COLS;
+  const int64_t tiles = (p.value_dim + COLS * N - 1) / (COLS * N);
+  for (int64_t item = blockIdx.x; item < p.batch * p.heads * tiles; item += gridDim.x) {
+    const int64_t row = item / tiles, n = row / p.heads;  // of all sequences
+    const int h = int(row % p.heads);
+    const int64_t key = (n * p.groups + h / (p.heads / p.groups)) * p.key_dim;
+    const int column = int(item % tiles) * COLS * N + x * N;
+    const bool inside = column < p.value_dim;
+    if (int(threadIdx.x) < p.key_dim) {
+      s_k[threadIdx.x] = to_float(p.k[key + threadIdx.x]);
+      s_q[threadIdx.x] = to_float(p.q[key + threadIdx.x]);
+    }
+    __syncthreads();
+    const float2 gate = gates(p, row, h, n);
+    float r_v[N], r_u[N], r_o[N] = {};
+#pragma unroll
+    for (int j = 0; j < N; ++j) {
+      r_v[j] = inside ? to_float(p.v[row * p.value_dim + column + j]) : 0.f;
+      r_u[j] = gate.y * r_v[j];
+    }
+    float* state = p.state + row * p.key_dim * p.value_dim + column;
+    if (inside)
+      for (int first = y; first < p.key_dim; first += kGroups * kRows) {  // 1
+        float r_s[kRows][N];
+#pragma unroll
+        for (int i = 0; i < kRows; ++i)
+          if (first + i * kGroups < p.key_dim)
+            load_pack(r_s[i], state + int64_t(first + i * kGroups) * p.value_dim);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) {
+          const int r = first + i * kGroups;
+          if (r >= p.key_dim) break;
+#pragma unroll
+          for (int j = 0; j < N; ++j) {
+            r_s[i][j] = gate.x * r_s[i][j] + s_k[r] * r_u[j];
+            r_o[j] += s_q[r] * r_s[i][j];
+          }
+          store_pack(state + int64_t(r) * p.value_dim, r_s[i]);
+        }
+      }
+#pragma unroll
+    for (int j = 0; j < N; ++j) s_sum[y][x * N + j] = r_o[j];  // 2
+    __syncthreads();
+    const int c = int(threadIdx.x);
+    const int out = int(item % tiles) * COLS * N + c;
+    if (c < COLS * N && out < p.value_dim) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) sum += s_sum[i][c];
+      sum *= p.scale;
+      if (p.skip) sum += p.skip[h] * to_float(p.v[row * p.value_dim + out]);
+      p.o[row * p.value_dim + out] = from_float<T>(sum);
+    }
+    __syncthreads();
+  }
+}
+
+template <class T>
+void launch(const Step<T>& p, cudaStream_t stream) {
+  const bool wide = p.value_dim % 4 == 0 && reinterpret_cast<uintptr_t>(p.state) % 16 == 0;
+  const int64_t tiles = wide ? ceil_div(p.value_dim, 64) : ceil_div(p.value_dim, 16);
+  const int64_t blocks = std::min(p.batch * p.heads * tiles, (int64_t(1) << 31) - 1);
+  if (wide)
+    step_kernel<T, 16, 4><<<unsigned(blocks), kThreads, 0, stream>>>(p);
+  else
+    step_kernel<T, 16, 1><<<unsigned(blocks), kThreads, 0, stream>>>(p);
+  check_launch();
+}
+
+template <class Host>
+Step<device_t<Host>> step_of(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& skip,
+                             const Tensor& state, double scale, const Tensor& o) {
+  Step<device_t<Host>> p{};
+  p.q = ptr<Host>(q), p.k = ptr<Host>(k), p.v = ptr<Host>(v), p.o = ptr<Host>(o);
+  p.skip = ptr<float>(skip), p.state = ptr<float>(state);
+  p.scale = float(scale);
+  p.groups = int(q.size(1)), p.heads = int(v.size(1));
+  p.key_dim = int(q.size(2)), p.value_dim = int(v.size(2));
+  p.batch = v.size(0);
+  return p;
+}
+
+}  // namespace
+
+void gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
+                                 const Tensor& state, const LinearAttentionStep& options,
+                                 const Tensor& o) {
+  if (o.numel() == 0) return;
+  visit_compute(v.dtype(), [&]<class Host>() {
+    auto p = step_of<Host>(q, k, v, options.skip, state, options.scale, o);
+    p.g = ptr<float>(g), p.weight = ptr<float>(options.weight);
+    launch(p, stream_of(o));
+  });
+}
+
+void ssd_step(const SsdGateArgs& gate, const Tensor& x, const Tensor& B, const Tensor& C,
+              const Tensor& D, const Tensor& state, const Tensor& y) {
+  if (y.numel() == 0) return;
+  visit_compute(x.dtype(), [&]<class Host>() {
+    auto p = step_of<Host>(C, B, x, D, state, 1, y);
+    if (gate.dt.t.dtype() == x.dtype())
+      p.dt = ptr<Host>(gate.dt.t);
+    else
+      p.dt_wide = ptr<float>(gate.dt.t);
+    p.dt_stride = gate.dt.stride;
+    p.A = ptr<float>(gate.A), p.bias = ptr<float>(gate.bias);
+    p.low = float(gate.dt_min), p.high = float(gate.dt_max);
+    p.softplus = gate.softplus, p.log_A = gate.log_A;
+    launch(p, stream_of(y));
+  });
+}
+
+}  // namespace ebb::gpu
