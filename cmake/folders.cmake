@@ -13,6 +13,7 @@ set(EBB_MODEL_SOURCES
   models/delta.cpp
   models/delta_channel.cpp
   models/language_model.cpp
+  models/mamba2.cpp
   models/tokenizer.cpp
 )
 set(EBB_TRAIN_SOURCES

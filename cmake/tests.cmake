@@ -1,6 +1,7 @@
 # Test sources by ctest label, relative to tests/.
 set(EBB_UNIT_TESTS
   trainer_test.cpp
+  mamba2_test.cpp
   models_test.cpp
   autograd_hooks_test.cpp
   autograd_memory_test.cpp

@@ -1,5 +1,8 @@
 #include "models/calibrate.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "autograd/tape.h"
 #include "ops/elementwise.h"
 #include "tensor/check.h"
@@ -30,7 +33,7 @@ void walk(LanguageModel& model, const Tensor& tokens, const LayerDone& done, Vis
   for (int64_t l = 0; l < model.layers(); ++l) {
     Block& block = model.block(l);
     const Var x = s.delta.defined() ? add(s.delta, s.stream) : s.stream;
-    visit(l, block.mixer().gate_preactivations(block.attn_norm.forward(x).value()));
+    visit(l, block.mixer().gate_preactivations(block.normed_input(x).value()));
     s = block.forward(s, {}, nullptr, nullptr);
     if (done) done(l);
   }
@@ -61,10 +64,66 @@ std::vector<HeadReport> measure_layer(const Block& block, int64_t layer, const T
   return out;
 }
 
+// DAMI of Mamba-2: m_l, of geometric mean 1.
+std::vector<double> step_multipliers(const DamiOptions& options, int64_t layers) {
+  constexpr int64_t kDepth = 18;  // of the profile
+  const std::vector<double> profile = sensitivity_profile(options, kDepth);
+  std::vector<double> m;
+  double log_mean = 0;
+  for (int64_t l = 0; l < layers; ++l) {
+    const double x =
+        layers > 1 ? double(l * (kDepth - 1)) / double(layers - 1) : 0.5 * (kDepth - 1);
+    const size_t below = std::min(size_t(x), size_t(kDepth - 2));
+    m.push_back(std::lerp(profile[below], profile[below + 1], x - double(below)));
+    log_mean += std::log(m.back()) / double(layers);
+  }
+  for (double& x : m) x /= std::exp(log_mean);
+  return m;
+}
+
+// The name of the layer's dt_bias: what its native values are drawn by.
+std::string name_of(const LanguageModel& model, const Parameter& parameter) {
+  for (const NamedParameter& p : model.named_parameters())
+    if (p.parameter.slot() == parameter.slot()) return p.name;
+  fail("calibrate: a gate's parameter is not one of the model's");
+}
+
+std::vector<HeadReport> calibrate_static(LanguageModel& model, const DamiOptions& options,
+                                         const Tensor& tokens, const LayerDone& done) {
+  const std::vector<double> m = step_multipliers(options, model.layers());
+  std::vector<double> tau;
+  for (int64_t l = 0; l < model.layers(); ++l) {
+    const DecayGate gate = gate_of(model.block(l), l);
+    tau = timescale_ladder(options, gate.heads);
+    const std::vector<float> native =
+        native_dt_bias(options.seed, name_hash(name_of(model, gate.dt_bias)), gate.heads);
+    std::vector<float> A_log, dt_bias;
+    for (int64_t h = 0; h < gate.heads; ++h) {
+      const double step = softplus(double(native[size_t(h)]));
+      dt_bias.push_back(float(inverse_softplus(m[size_t(l)] * step)));
+      A_log.push_back(float(-std::log(tau[size_t(h)]) - std::log(step)));
+    }
+    gate.A_log.master().copy_(Tensor::from(A_log, {gate.heads}));
+    gate.dt_bias.master().copy_(Tensor::from(dt_bias, {gate.heads}));
+  }
+  std::vector<HeadReport> report;
+  if (tokens) {
+    report = measure_gates(model, tokens, done);
+  } else {
+    for (int64_t l = 0; l < model.layers(); ++l)
+      for (const HeadReport& r :
+           measure_layer(model.block(l), l, Tensor::zeros({1, gate_of(model.block(l), l).heads})))
+        report.push_back(r);
+  }
+  for (HeadReport& r : report) r.target_timescale = tau[size_t(r.head)] / m[size_t(r.layer)];
+  return report;
+}
+
 }  // namespace
 
 std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
                                        const Tensor& tokens, const LayerDone& done) {
+  if (model.config().is_mamba2()) return calibrate_static(model, options, tokens, done);
   const std::vector<double> profile = sensitivity_profile(options, model.layers());
   std::vector<HeadReport> report;
   walk(model, tokens, done, [&](int64_t l, const Tensor& z) {

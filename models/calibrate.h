@@ -26,6 +26,10 @@ using LayerDone = std::function<void(int64_t layer)>;  // progress; may be empty
 // Activations in f32; runs on the model's device. (DAMI section on layer-sequential calibration.)
 std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
                                        const Tensor& tokens, const LayerDone& done = {});
+// Mamba-2: DAMI without data, and so `tokens` may be undefined (then the report holds the static
+// gate, z = 0). Native steps Δ0 = softplus(dt_bias) drawn from options.seed are scaled along depth,
+// dt_bias = softplus⁻¹(m_l Δ0), m the profile of 18 layers stretched over the depth and divided by
+// its geometric mean; A_log = −ln τ_h − ln Δ0. So a head's timescale is τ_h/m_l.
 // PoST control: A_log of every layer linear in the head over ln(train_length); dt_bias is kept.
 void apply_post(LanguageModel& model, double train_length);
 // Native rule: A_log and dt_bias drawn by (seed, name), as init_weights does.

@@ -20,11 +20,50 @@ int64_t ModelConfig::mlp_width() const {
 
 namespace {
 
-void read_fields(ConfigReader* r, ModelConfig* c) {
-  r->require("model_type", &c->model_type);
-  r->read("vocab_size", &c->vocab_size);
+// The sizes of mamba2-100m.
+ModelConfig mamba2_defaults() {
+  ModelConfig c;
+  c.model_type = "mamba2";
+  c.num_hidden_layers = 42;
+  c.num_heads = 16;
+  c.norm_eps = 1e-5;
+  c.residual_in_fp32 = true;
+  c.hidden_act = "silu";
+  return c;
+}
+
+// [low, high], high null for none.
+void read_dt_limit(ConfigReader* r, ModelConfig* c) {
+  const json limit = r->raw("dt_limit");
+  if (limit.is_null()) return;
+  if (!limit.is_array() || limit.size() != 2 || !limit[0].is_number() ||
+      !(limit[1].is_null() || limit[1].is_number()))
+    return r->error("dt_limit", "want [low, high], high null for none");
+  c->dt_limit_low = limit[0];
+  if (!limit[1].is_null()) c->dt_limit_high = limit[1].get<double>();
+}
+
+void read_mamba2_fields(ConfigReader* r, ModelConfig* c) {
+  *c = mamba2_defaults();
   r->read("hidden_size", &c->hidden_size);
-  r->read("num_hidden_layers", &c->num_hidden_layers);
+  r->read("state_size", &c->state_size);
+  r->read("expand", &c->expand);
+  r->read("head_dim", &c->head_dim);
+  std::optional<int64_t> heads;
+  r->read("num_heads", &heads);
+  c->num_heads = heads.value_or(c->head_dim > 0 ? c->expand * c->hidden_size / c->head_dim : 0);
+  r->read("n_groups", &c->n_groups);
+  r->read("conv_kernel", &c->conv_size);
+  r->read("use_conv_bias", &c->use_conv_bias);
+  r->read("chunk_size", &c->chunk_size);
+  read_dt_limit(r, c);
+  r->read("residual_in_fp32", &c->residual_in_fp32);
+  r->read("rescale_prenorm_residual", &c->rescale_prenorm_residual);
+  r->read("weight_init", &c->weight_init);
+}
+
+void read_delta_fields(ConfigReader* r, ModelConfig* c) {
+  r->read("hidden_size", &c->hidden_size);
   r->read("num_heads", &c->num_heads);
   r->read("num_v_heads", &c->num_v_heads);
   r->read("head_dim", &c->head_dim);
@@ -39,11 +78,47 @@ void read_fields(ConfigReader* r, ModelConfig* c) {
   }
   r->read("hidden_ratio", &c->hidden_ratio);
   r->read("intermediate_size", &c->intermediate_size);
+}
+
+void read_fields(ConfigReader* r, ModelConfig* c) {
+  r->require("model_type", &c->model_type);
+  c->is_mamba2() ? read_mamba2_fields(r, c) : read_delta_fields(r, c);
+  r->read("vocab_size", &c->vocab_size);
+  r->read("num_hidden_layers", &c->num_hidden_layers);
   r->read("norm_eps", &c->norm_eps);
   r->read("initializer_range", &c->initializer_range);
   r->read("tie_word_embeddings", &c->tie_word_embeddings);
   r->read("use_l2warp", &c->use_l2warp);
   r->read("hidden_act", &c->hidden_act);
+}
+
+void validate_mamba2(ConfigReader* r, const ModelConfig& c) {
+  if (c.num_heads * c.head_dim != c.expand * c.hidden_size)
+    r->error("num_heads", fmt::format("{} heads of {} are not expand·hidden_size = {}", c.num_heads,
+                                      c.head_dim, c.expand * c.hidden_size));
+  for (const auto& [key, size] : {std::pair{"state_size", c.state_size}, {"head_dim", c.head_dim}})
+    if (size > 256) r->error(key, fmt::format("must be at most 256, got {}", size));
+  if (c.n_groups != 1) r->error("n_groups", fmt::format("{} is not supported; want 1", c.n_groups));
+  if (!(c.dt_limit_low >= 0 && c.dt_limit_low <= c.dt_limit_high.value_or(c.dt_limit_low)))
+    r->error("dt_limit", "want 0 <= low <= high");
+  if (c.weight_init != "fla" && c.weight_init != "mamba_ssm")
+    r->error("weight_init",
+             fmt::format("\"{}\" does not exist; there are fla, mamba_ssm", c.weight_init));
+}
+
+void validate_delta(ConfigReader* r, const ModelConfig& c) {
+  if (c.num_heads > 0 && c.v_heads() % c.num_heads != 0)
+    r->error("num_v_heads",
+             fmt::format("{} is not a multiple of num_heads {}", c.v_heads(), c.num_heads));
+  if (c.v_dim() < 1 || std::abs(double(c.head_dim) * c.expand_v - double(c.v_dim())) > 1e-6)
+    r->error("expand_v", fmt::format("head_dim·expand_v = {} is not a whole number of channels",
+                                     double(c.head_dim) * c.expand_v));
+  if (c.lower_bound && !(*c.lower_bound < 0))
+    r->error("lower_bound", fmt::format("must be negative, got {}", *c.lower_bound));
+  if (c.safe_gate && !c.lower_bound)
+    r->error("lower_bound", "is missing; safe_gate = true asks for a bounded gate");
+  if (!c.use_short_conv) r->error("use_short_conv", "false is not supported");
+  if (!c.use_gate) r->error("use_gate", "false is not supported");
 }
 
 // What makes sense and what this version computes.
@@ -61,34 +136,47 @@ void validate(ConfigReader* r, const ModelConfig& c) {
   positive("hidden_size", c.hidden_size);
   positive("num_hidden_layers", c.num_hidden_layers);
   positive("num_heads", c.num_heads);
-  positive("num_v_heads", c.v_heads());
   positive("head_dim", c.head_dim);
-  positive("conv_size", c.conv_size);
-  positive("intermediate_size", c.mlp_width());
-  if (c.num_heads > 0 && c.v_heads() % c.num_heads != 0)
-    r->error("num_v_heads",
-             fmt::format("{} is not a multiple of num_heads {}", c.v_heads(), c.num_heads));
-  if (c.v_dim() < 1 || std::abs(double(c.head_dim) * c.expand_v - double(c.v_dim())) > 1e-6)
-    r->error("expand_v", fmt::format("head_dim·expand_v = {} is not a whole number of channels",
-                                     double(c.head_dim) * c.expand_v));
+  if (c.is_mamba2()) {
+    positive("state_size", c.state_size);
+    positive("expand", c.expand);
+    positive("n_groups", c.n_groups);
+    positive("chunk_size", c.chunk_size);
+    positive("conv_kernel", c.conv_size);
+    validate_mamba2(r, c);
+  } else {
+    positive("num_v_heads", c.v_heads());
+    positive("conv_size", c.conv_size);
+    positive("intermediate_size", c.mlp_width());
+    validate_delta(r, c);
+  }
   if (!(c.norm_eps > 0)) r->error("norm_eps", fmt::format("must be positive, got {}", c.norm_eps));
   if (!(c.initializer_range >= 0))
     r->error("initializer_range", fmt::format("must not be negative, got {}", c.initializer_range));
-  if (c.lower_bound && !(*c.lower_bound < 0))
-    r->error("lower_bound", fmt::format("must be negative, got {}", *c.lower_bound));
-  if (c.safe_gate && !c.lower_bound)
-    r->error("lower_bound", "is missing; safe_gate = true asks for a bounded gate");
-  if (!c.use_short_conv) r->error("use_short_conv", "false is not supported");
-  if (!c.use_gate) r->error("use_gate", "false is not supported");
   if (c.use_l2warp) r->error("use_l2warp", "true is not supported");
   if (c.hidden_act != "swish" && c.hidden_act != "silu")
     r->error("hidden_act", fmt::format("\"{}\" is not supported; want swish", c.hidden_act));
 }
 
+// Fields of foreign configs that change what is computed, with the one value that this version has.
+void check_foreign(ConfigReader* r, const ModelConfig& c) {
+  if (const json attn = r->raw("attn"); !attn.is_null())
+    r->error("attn", "hybrid attention layers are not supported");
+  if (const json block = r->raw("attnres_block_size"); !block.is_null())
+    r->error("attnres_block_size", "attention residuals are not supported");
+  if (!c.is_mamba2()) return;
+  for (const auto& [key, want] : {std::pair{"use_bias", false},
+                                  {"rmsnorm", true},
+                                  {"norm_before_gate", false},
+                                  {"D_has_hdim", false}})
+    if (const json given = r->raw(key); !given.is_null() && given != json(want))
+      r->error(key, fmt::format("{} is not supported", given.dump()));
+}
+
 }  // namespace
 
 const std::vector<std::string>& model_types() {
-  static const std::vector<std::string> types = {"gated_deltanet", "kda", "gdn2"};
+  static const std::vector<std::string> types = {"gated_deltanet", "kda", "gdn2", "mamba2"};
   return types;
 }
 
@@ -107,14 +195,53 @@ ModelConfig parse_foreign_config(const json& object, const std::string& file) {
   ModelConfig c;
   read_fields(&r, &c);
   validate(&r, c);
-  if (const json attn = r.raw("attn"); !attn.is_null())
-    r.error("attn", "hybrid attention layers are not supported");
-  if (const json block = r.raw("attnres_block_size"); !block.is_null())
-    r.error("attnres_block_size", "attention residuals are not supported");
+  check_foreign(&r, c);
   r.finish(file);
   c.source = object;
   return c;
 }
+
+namespace {
+
+void write_mamba2_fields(json* out, const ModelConfig& c) {
+  json& j = *out;
+  j["num_heads"] = c.num_heads;
+  j["state_size"] = c.state_size;
+  j["expand"] = c.expand;
+  j["n_groups"] = c.n_groups;
+  j["conv_kernel"] = c.conv_size;
+  j["use_conv_bias"] = c.use_conv_bias;
+  j["chunk_size"] = c.chunk_size;
+  j["dt_limit"] = {c.dt_limit_low, c.dt_limit_high ? json(*c.dt_limit_high) : json()};
+  j["residual_in_fp32"] = c.residual_in_fp32;
+  j["rescale_prenorm_residual"] = c.rescale_prenorm_residual;
+  j["weight_init"] = c.weight_init;
+}
+
+void write_delta_fields(json* out, const ModelConfig& c) {
+  json& j = *out;
+  j["num_heads"] = c.num_heads;
+  j["num_v_heads"] = c.num_v_heads ? json(*c.num_v_heads) : json();
+  j["expand_v"] = c.expand_v;
+  j["conv_size"] = c.conv_size;
+  j["use_short_conv"] = c.use_short_conv;
+  j["use_gate"] = c.use_gate;
+  j["allow_neg_eigval"] = c.allow_neg_eigval;
+  j["hidden_ratio"] = c.hidden_ratio;
+  j["intermediate_size"] = c.intermediate_size ? json(*c.intermediate_size) : json();
+  if (c.model_type == "kda") {
+    j["safe_gate"] = c.safe_gate;
+    j["lower_bound"] = c.lower_bound ? json(*c.lower_bound) : json();
+  }
+}
+
+std::string architecture(const std::string& model_type) {
+  if (model_type == "kda") return "KDAForCausalLM";
+  if (model_type == "gdn2") return "GatedDeltaNet2ForCausalLM";
+  return model_type == "mamba2" ? "Mamba2ForCausalLM" : "GatedDeltaNetForCausalLM";
+}
+
+}  // namespace
 
 json ModelConfig::to_json() const {
   json j = source;
@@ -122,35 +249,23 @@ json ModelConfig::to_json() const {
   j["vocab_size"] = vocab_size;
   j["hidden_size"] = hidden_size;
   j["num_hidden_layers"] = num_hidden_layers;
-  j["num_heads"] = num_heads;
-  j["num_v_heads"] = num_v_heads ? json(*num_v_heads) : json();
   j["head_dim"] = head_dim;
-  j["expand_v"] = expand_v;
-  j["conv_size"] = conv_size;
-  j["use_short_conv"] = use_short_conv;
-  j["use_gate"] = use_gate;
-  j["allow_neg_eigval"] = allow_neg_eigval;
-  j["hidden_ratio"] = hidden_ratio;
-  j["intermediate_size"] = intermediate_size ? json(*intermediate_size) : json();
+  is_mamba2() ? write_mamba2_fields(&j, *this) : write_delta_fields(&j, *this);
   j["norm_eps"] = norm_eps;
   j["initializer_range"] = initializer_range;
   j["tie_word_embeddings"] = tie_word_embeddings;
   j["use_l2warp"] = use_l2warp;
   j["hidden_act"] = hidden_act;
-  if (model_type == "kda") {
-    j["safe_gate"] = safe_gate;
-    j["lower_bound"] = lower_bound ? json(*lower_bound) : json();
-  }
-  if (!j.contains("architectures"))
-    j["architectures"] = {model_type == "kda"    ? "KDAForCausalLM"
-                          : model_type == "gdn2" ? "GatedDeltaNet2ForCausalLM"
-                                                 : "GatedDeltaNetForCausalLM"};
+  if (!j.contains("architectures")) j["architectures"] = {architecture(model_type)};
   return j;
 }
 
-std::vector<std::string> preset_names() { return {"gdn-100m", "kda-100m", "gdn2-100m"}; }
+std::vector<std::string> preset_names() {
+  return {"gdn-100m", "kda-100m", "gdn2-100m", "mamba2-100m"};
+}
 
 ModelConfig preset(const std::string& name) {
+  if (name == "mamba2-100m") return mamba2_defaults();
   ModelConfig c;  // the sizes of all three
   if (name == "gdn-100m") return c;
   if (name == "kda-100m" || name == "gdn2-100m") {

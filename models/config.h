@@ -31,10 +31,20 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   bool use_l2warp = false;
   std::string hidden_act = "swish";
+  // mamba2
+  int64_t state_size = 128, n_groups = 1, expand = 2;
+  bool use_conv_bias = true;
+  int64_t chunk_size = 256;                  // only rounding depends on it
+  double dt_limit_low = 0;                   // limits of the step, "dt_limit"
+  std::optional<double> dt_limit_high = {};  // null: none
+  bool residual_in_fp32 = false;             // the residual stream, beside bf16 activations
+  bool rescale_prenorm_residual = true;      // initialisation of out_proj
+  std::string weight_init = "fla";           // or mamba_ssm (models/mamba2.h)
 
   // Everything a foreign config.json held, so that it is written back whole.
   nlohmann::json source = nlohmann::json::object();
 
+  bool is_mamba2() const { return model_type == "mamba2"; }
   int64_t v_heads() const { return num_v_heads.value_or(num_heads); }
   int64_t v_dim() const;           // per head
   int64_t mlp_width() const;       // intermediate_size, or the multiple-of-256 rule

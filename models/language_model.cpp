@@ -4,6 +4,7 @@
 #include "models/calibrate.h"
 #include "models/delta.h"
 #include "models/delta_channel.h"
+#include "models/mamba2.h"
 #include "ops/elementwise.h"
 #include "ops/indexing.h"
 #include "ops/linear_cross_entropy.h"
@@ -28,37 +29,49 @@ DecodeState DecodeState::select(const std::vector<int64_t>& rows) const {
 }
 
 Block::Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer)
-    : attn_norm(config.hidden_size, config.norm_eps),
-      mlp_norm(config.hidden_size, config.norm_eps),
-      mlp(config.hidden_size, config.mlp_width()),
-      mixer_(std::move(mixer)) {
-  register_module("attn_norm", attn_norm);
+    : norm_(config.hidden_size, config.norm_eps),
+      mixer_(std::move(mixer)),
+      f32_stream_(config.residual_in_fp32) {
+  if (config.is_mamba2()) {
+    register_module("norm", norm_);
+    register_module("mixer", *mixer_);
+    return;
+  }
+  mlp_norm_ = std::make_unique<RmsNorm>(config.hidden_size, config.norm_eps);
+  mlp_ = std::make_unique<SwigluMlp>(config.hidden_size, config.mlp_width());
+  register_module("attn_norm", norm_);
   register_module("attn", *mixer_);
-  register_module("mlp_norm", mlp_norm);
-  register_module("mlp", mlp);
+  register_module("mlp_norm", *mlp_norm_);
+  register_module("mlp", *mlp_);
 }
 
 namespace {
 
-// norm(delta + stream) and the sum, whichever terms there are.
-std::pair<Var, Var> normed(const RmsNorm& norm, const Block::Stream& s) {
-  if (!s.delta.defined()) return {norm.forward(s.stream), s.stream};
-  return norm.add_forward(s.delta, s.stream);
+// norm(delta + stream) and the sum, whichever terms there are. A sum of one term is widened where
+// the stream is to be f32; the norm has the dtype of the activations.
+std::pair<Var, Var> normed(const RmsNorm& norm, const Block::Stream& s, bool f32_stream) {
+  if (s.delta.defined()) return norm.add_forward(s.delta, s.stream);
+  const bool widen = f32_stream && s.stream.dtype() == DType::bf16;
+  return {norm.forward(s.stream), widen ? cast(s.stream, DType::f32) : s.stream};
 }
 
 }  // namespace
 
 Block::Stream Block::forward(const Stream& in, const SeqLayout& layout, const MixerState* initial,
                              MixerState* final) const {
-  const auto [h, x] = normed(attn_norm, in);
-  const auto [m, y] = normed(mlp_norm, {mixer_->forward(h, layout, initial, final), x});
-  return {mlp.forward(m), y};
+  const auto [h, x] = normed(norm_, in, f32_stream_);
+  return finish(mixer_->forward(h, layout, initial, final), x);
 }
 
 Block::Stream Block::step(const Stream& in, MixerState& state) const {
-  const auto [h, x] = normed(attn_norm, in);
-  const auto [m, y] = normed(mlp_norm, {mixer_->step(h, state), x});
-  return {mlp.forward(m), y};
+  const auto [h, x] = normed(norm_, in, f32_stream_);
+  return finish(mixer_->step(h, state), x);
+}
+
+Block::Stream Block::finish(const Var& mixed, const Var& stream) const {
+  if (!mlp_) return {mixed, stream};
+  const auto [m, y] = normed(*mlp_norm_, {mixed, stream}, f32_stream_);
+  return {mlp_->forward(m), y};
 }
 
 LanguageModel::Body::Body(const ModelConfig& config)
@@ -68,11 +81,11 @@ LanguageModel::Body::Body(const ModelConfig& config)
     blocks.push_back(std::make_unique<Block>(config, make_mixer(config)));
     register_module(fmt::format("layers.{}", l), *blocks.back());
   }
-  register_module("norm", norm);
+  register_module(config.is_mamba2() ? "norm_f" : "norm", norm);
 }
 
 LanguageModel::LanguageModel(const ModelConfig& config) : config_(config), body_(config) {
-  register_module("model", body_);
+  register_module(config.is_mamba2() ? "backbone" : "model", body_);
   if (config.tie_word_embeddings) return;
   lm_head_ = std::make_unique<Linear>(config.hidden_size, config.vocab_size);
   register_module("lm_head", *lm_head_);
@@ -86,7 +99,9 @@ Var LanguageModel::head_weight() const {
   return lm_head_ ? lm_head_->weight().var() : body_.embeddings.weight().var();
 }
 
-Var LanguageModel::close(const Block::Stream& s) const { return normed(body_.norm, s).first; }
+Var LanguageModel::close(const Block::Stream& s) const {
+  return normed(body_.norm, s, false).first;
+}
 
 Var LanguageModel::hidden(const Tensor& tokens, const SeqLayout& layout, const DecodeState* initial,
                           DecodeState* final, const Trace& trace) const {
@@ -170,6 +185,7 @@ std::unique_ptr<Mixer> make_mixer(const ModelConfig& config) {
   if (config.model_type == "kda") return std::make_unique<ChannelDeltaNet>(config, DeltaGates::kda);
   if (config.model_type == "gdn2")
     return std::make_unique<ChannelDeltaNet>(config, DeltaGates::gdn2);
+  if (config.is_mamba2()) return std::make_unique<Mamba2>(config);
   check(config.model_type == "gated_deltanet", "model_type {} has no mixer", config.model_type);
   return std::make_unique<GatedDeltaNet>(config);
 }
@@ -179,6 +195,10 @@ std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
 }
 
 void init_weights(LanguageModel& model, uint64_t seed) {
+  if (model.config().is_mamba2()) {
+    init_mamba2_weights(model, seed);
+    return apply_random_gates(model, seed);
+  }
   for (const NamedParameter& p : model.named_parameters()) {
     if (p.shape.size() == 1)
       p.value().fill_(p.name.ends_with("bias") ? 0 : 1);

@@ -22,16 +22,17 @@ struct DecodeState {
   DecodeState select(const std::vector<int64_t>& rows) const;
 };
 
-// x + mixer(norm(x)), then x + mlp(norm(x)).
+// x + mixer(norm(x)), then x + mlp(norm(x)); Mamba-2's blocks end after the mixer.
 class Block : public Module {
  public:
   Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer);
-  RmsNorm attn_norm, mlp_norm;
-  SwigluMlp mlp;
   Mixer& mixer() const { return *mixer_; }
+  // What the mixer is given where the residual stream is x.
+  Var normed_input(const Var& x) const { return norm_.forward(x); }
 
   // The residual stream travels as two terms, x = delta + stream, so that the add is fused into
-  // the next norm. delta may be undefined (first block).
+  // the next norm. delta may be undefined (first block). With residual_in_fp32, stream is f32
+  // beside bf16 activations.
   struct Stream {
     Var delta, stream;
   };
@@ -40,7 +41,13 @@ class Block : public Module {
   Stream step(const Stream& in, MixerState& state) const;
 
  private:
+  Stream finish(const Var& mixed, const Var& stream) const;
+
+  RmsNorm norm_;
   std::unique_ptr<Mixer> mixer_;
+  std::unique_ptr<RmsNorm> mlp_norm_;  // null, as the MLP, where there is none
+  std::unique_ptr<SwigluMlp> mlp_;
+  bool f32_stream_;
 };
 
 class LanguageModel : public Module {
@@ -100,8 +107,9 @@ class LanguageModel : public Module {
 std::unique_ptr<Mixer> make_mixer(const ModelConfig& config);
 // The architecture with zero weights, on the CPU, in f32.
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
-// The public "normal" rule: N(0, initializer_range²) for matrices, conv kernels, embedding and
-// head, ones for norms, native decay gates. Tensors are drawn by (seed, name).
+// The public "normal" rule (Mamba-2: models/mamba2.h): N(0, initializer_range²) for matrices, conv
+// kernels, embedding and head, ones for norms, native decay gates. Tensors are drawn by (seed,
+// name).
 void init_weights(LanguageModel& model, uint64_t seed);
 
 }  // namespace ebb

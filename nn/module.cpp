@@ -128,6 +128,12 @@ uint64_t name_hash(const std::string& name) {
   return h;
 }
 
+void init_uniform(const NamedParameter& p, uint64_t seed, double bound) {
+  Tensor drawn = Tensor::empty(p.shape, DType::f32);
+  fill_uniform(drawn, {seed, name_hash(p.name)}, -bound, bound);
+  p.value().copy_(drawn);
+}
+
 void init_normal(const NamedParameter& p, uint64_t seed, double std) {
   Tensor drawn = Tensor::empty(p.shape, DType::f32);
   fill_normal(drawn, {seed, name_hash(p.name)}, 0, std);

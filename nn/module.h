@@ -83,6 +83,8 @@ class Module {
 // Draws every tensor whose purpose is its public name, so that two models with the same seed agree
 // tensor by tensor whatever else they contain. N(0, std²).
 void init_normal(const NamedParameter& p, uint64_t seed, double std);
+// The same, uniform in [-bound, bound).
+void init_uniform(const NamedParameter& p, uint64_t seed, double bound);
 uint64_t name_hash(const std::string& name);  // FNV-1a
 
 }  // namespace ebb

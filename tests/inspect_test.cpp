@@ -37,6 +37,14 @@ TEST(Inspect, PresetHasThePaperCount) {
                        "each layer f32 [6,64,128] ", "  49,152 elements"});
 }
 
+TEST(Inspect, Mamba2HasThePaperCount) {
+  const CliResult r = run_ebb("inspect mamba2-100m");
+  ASSERT_EQ(r.code, 0) << r.err;
+  expect_lines(r.out, {"parameters                                         105,013,216\n",
+                       "layers 0-41, each 1,720,112 ", "in_proj.weight ", " 1,187,840  [2320,512]",
+                       "each layer f32 [16,128,64] ", "  131,072 elements"});
+}
+
 TEST(Inspect, JsonAddsUp) {
   const CliResult r =
       run_ebb("inspect " + std::string(EBB_TEST_DATA) + "/models/gated_deltanet_gva --json -");

@@ -113,8 +113,9 @@ TEST(TrainingMemoryCuda, PeakIsTheSumOfItsParts) {
       << " " << m.workspace;
 }
 
-INSTANTIATE_TEST_SUITE_P(Delta, GoldenModelCuda,
-                         ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda"));
+INSTANTIATE_TEST_SUITE_P(Golden, GoldenModelCuda,
+                         ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda",
+                                           "mamba2"));
 
 }  // namespace
 }  // namespace ebb

@@ -126,7 +126,8 @@ void print_deviation(const std::vector<HeadReport>& gates) {
   double timescale = 0, sensitivity = 0;
   for (const HeadReport& g : gates) {
     timescale = std::max(timescale, std::abs(g.timescale / g.target_timescale - 1));
-    sensitivity = std::max(sensitivity, std::abs(g.sensitivity - g.target_sensitivity));
+    if (g.target_sensitivity > 0)
+      sensitivity = std::max(sensitivity, std::abs(g.sensitivity - g.target_sensitivity));
   }
   fmt::print("\nlargest deviation from the targets: timescale {:.1e} of it, sensitivity {:.1e}\n",
              timescale, sensitivity);
@@ -135,8 +136,6 @@ void print_deviation(const std::vector<HeadReport>& gates) {
 void run(const Options& o) {
   const InitConfig init = init_config(o);
   const bool dami = init.scheme == InitScheme::dami;
-  if (dami && o.tokens.file.empty())
-    throw UsageError("--scheme dami calibrates on data: name it with --tokens");
   const Device device = usable_device(o.device);
   fs::path out = fs::absolute(o.out).lexically_normal();
   if (!out.has_filename()) out = out.parent_path();
@@ -145,6 +144,8 @@ void run(const Options& o) {
   check(!fs::exists(out) || fs::is_directory(out), "init: {} is not a folder", out.string());
 
   const auto model = load_or_make(o.model, init.seed);
+  if (dami && o.tokens.file.empty() && !model->config().is_mamba2())
+    throw UsageError("--scheme dami calibrates on data: name it with --tokens");
   check_targets(*model, init);
   TokenSource source = o.tokens;
   source.sequences = init.calibration_sequences;
