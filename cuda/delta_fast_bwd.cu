@@ -48,14 +48,14 @@ __device__ __forceinline__ void scale_left(unsigned (&to)[4][4], const unsigned 
 // meanwhile. At the end: 4 dh0. ENDS: the state only, written for chain_segments.
 template <int SLABS, bool ENDS>
 __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const Segments& segments,
-                             ScanShared<SLABS, 2>& s) {
+                             ScanShared<SLABS, 2>& s, Arrivals& arrivals) {
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4];
   read_start<SLABS, ENDS>(state, p, item, segments, p.dht, warp, l);
   Turn turn;
   for (int step = 0; step < int(item.steps); ++step) {
-    barrier_wait<192>(kFull + turn.at);
+    arrivals.wait(s.arrived, turn.at);
     const ScanInputs<SLABS, 2>& now = s.in[turn.at];
     constexpr int kOuts = ScanShared<SLABS, 2>::kOuts;
     ValueOutputs& results = s.out[step % kOuts];
@@ -124,7 +124,9 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   auto& s = swizzled_shared<ScanShared<SLABS, 2>>();
   run_scan<SLABS, 2, ENDS, true>(
       p, segments, s,
-      [&](const ScanItem& item) { reverse_scan<SLABS, ENDS>(p, item, segments, s); },
+      [&](const ScanItem& item, Arrivals& arrivals) {
+        reverse_scan<SLABS, ENDS>(p, item, segments, s, arrivals);
+      },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
         return gated_source(p, p.d_o, item.hv, token, chunk);
       },

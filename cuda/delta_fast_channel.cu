@@ -59,14 +59,14 @@ __device__ __forceinline__ void add_to_state(float (&state)[SLABS][8][4], const 
 // meanwhile, then o. At the end: 5 ht. ENDS: the state only, written for chain_segments.
 template <int SLABS, bool ENDS>
 __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segments& segments,
-                     ScanShared<SLABS, 3>& s, float* ht) {
+                     ScanShared<SLABS, 3>& s, Arrivals& arrivals, float* ht) {
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4];
   read_start<SLABS, ENDS>(state, p, item, segments, p.h0, warp, l);
   Turn turn;
   for (int step = 0; step < int(item.steps); ++step) {
-    barrier_wait<192>(kFull + turn.at);
+    arrivals.wait(s.arrived, turn.at);
     const ScanInputs<SLABS, 3>& now = s.in[turn.at];
     constexpr int kOuts = ScanShared<SLABS, 3>::kOuts;
     ValueOutputs& results = s.out[step % kOuts];
@@ -135,7 +135,10 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     channel_scan_kernel(Channel<bf16_t> p, Segments segments, bf16_t* o, float* ht) {
   auto& s = swizzled_shared<ScanShared<SLABS, 3>>();
   run_scan<SLABS, 3, ENDS, false>(
-      p, segments, s, [&](const ScanItem& item) { scan<SLABS, ENDS>(p, item, segments, s, ht); },
+      p, segments, s,
+      [&](const ScanItem& item, Arrivals& arrivals) {
+        scan<SLABS, ENDS>(p, item, segments, s, arrivals, ht);
+      },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
         const bf16_t* v = p.written ? p.written + p.row_at(token, item.hv) * p.value_dim
                                     : p.v + p.value_at(token, item.hv);
@@ -151,14 +154,15 @@ __global__ void __launch_bounds__(kScanThreads, 1)
 // meanwhile. 2 X = Aᵀ dV'. 3 D = Diag(γ_n) D + Q̃ᵀ dO − K̂ᵀ X; X out meanwhile. At the end: 4 dh0.
 template <int SLABS, bool ENDS>
 __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& item,
-                             const Segments& segments, ScanShared<SLABS, 3>& s) {
+                             const Segments& segments, ScanShared<SLABS, 3>& s,
+                             Arrivals& arrivals) {
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4];
   read_start<SLABS, ENDS>(state, p, item, segments, p.dht, warp, l);
   Turn turn;
   for (int step = 0; step < int(item.steps); ++step) {
-    barrier_wait<192>(kFull + turn.at);
+    arrivals.wait(s.arrived, turn.at);
     const ScanInputs<SLABS, 3>& now = s.in[turn.at];
     constexpr int kOuts = ScanShared<SLABS, 3>::kOuts;
     ValueOutputs& results = s.out[step % kOuts];
@@ -218,7 +222,9 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   auto& s = swizzled_shared<ScanShared<SLABS, 3>>();
   run_scan<SLABS, 3, ENDS, true>(
       p, segments, s,
-      [&](const ScanItem& item) { reverse_scan<SLABS, ENDS>(p, item, segments, s); },
+      [&](const ScanItem& item, Arrivals& arrivals) {
+        reverse_scan<SLABS, ENDS>(p, item, segments, s, arrivals);
+      },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
         return channel_source(p, p.d_o + p.value_at(token, item.hv), p.value_stride(), item.hv,
                               token, chunk);

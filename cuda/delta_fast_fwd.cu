@@ -31,14 +31,14 @@ __device__ __forceinline__ void combine_values(unsigned (&ya)[4][4], float (&y)[
 // end: 5 ht. ENDS: the state only, written for chain_segments.
 template <int SLABS, bool ENDS>
 __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments& segments,
-                     ScanShared<SLABS, 2>& s, float* ht) {
+                     ScanShared<SLABS, 2>& s, Arrivals& arrivals, float* ht) {
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4];
   read_start<SLABS, ENDS>(state, p, item, segments, p.h0, warp, l);
   Turn turn;
   for (int step = 0; step < int(item.steps); ++step) {
-    barrier_wait<192>(kFull + turn.at);
+    arrivals.wait(s.arrived, turn.at);
     const ScanInputs<SLABS, 2>& now = s.in[turn.at];
     constexpr int kOuts = ScanShared<SLABS, 2>::kOuts;
     ValueOutputs& results = s.out[step % kOuts];
@@ -108,7 +108,10 @@ __global__ void __launch_bounds__(kScanThreads, 1)
     scan_kernel(FastProblem p, Segments segments, bf16_t* o, float* ht) {
   auto& s = swizzled_shared<ScanShared<SLABS, 2>>();
   run_scan<SLABS, 2, ENDS, false>(
-      p, segments, s, [&](const ScanItem& item) { scan<SLABS, ENDS>(p, item, segments, s, ht); },
+      p, segments, s,
+      [&](const ScanItem& item, Arrivals& arrivals) {
+        scan<SLABS, ENDS>(p, item, segments, s, arrivals, ht);
+      },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
         return gated_source(p, p.v, item.hv, token, chunk);
       },

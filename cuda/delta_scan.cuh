@@ -3,10 +3,13 @@
 // tiles, two for even and two for odd steps, so that two steps' loads are always under way; two
 // store results. Step s is a chunk, in reverse from the end.
 //   fetching s                       multiplying s                    storing s
-//   fetch into in[s mod STAGES]
-//   they have arrived: full(s)   ->  wait for full(s), free(s−2)  <-  states[s mod 2] stored:
-//   free(s) wait for done(s+2−STAGES)    <-  products; done(s), ready(s)  ->  wait for ready(s)
-// The fence before full(s) waits for all that its warp has under way: hence the separate warps.
+//   wait for done(s−STAGES); fetch
+//   into in[s mod STAGES], which
+//   arrives by itself            ->  wait for arrived[s mod STAGES], free(s−2)  <-  states[s mod 2]
+//                                                                                  stored: free(s)
+//                                <-  products; done(s), ready(s)  ->  wait for ready(s)
+// Arrivals are counted by the copies themselves (mbarrier), so that a fetching warp goes on to its
+// next step; the rest are named barriers.
 //
 // Where sequences and heads are few, a sequence is cut into segments. A first pass finds what each
 // makes of a zero state and, in extra columns, of each unit vector: S_end = M S_start + E. The
@@ -47,6 +50,7 @@ struct ScanShared {
   ScanInputs<SLABS, KEYS> in[kStages];
   SwizzledTile states[2][SLABS];  // [V,K]
   ValueOutputs out[kOuts];
+  uint64_t arrived[kStages];
 };
 
 // What a scan reads, at one token and chunk of a head.
@@ -81,7 +85,46 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
 #endif
 }
-inline constexpr int kFull = 1, kDone = 4, kFree = 7, kReady = 9, kFreeValues = 11;  // first ids
+inline constexpr int kDone = 1, kFree = 4, kReady = 6, kFreeValues = 8;  // first ids
+
+// A stage's arrivals: half of the fetching threads, for each all copies it has asked for.
+__device__ __forceinline__ void expect_copies(uint64_t* arrived) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrived)),
+               "n"(kFetchThreads / 2)
+               : "memory");
+}
+__device__ __forceinline__ void arrive_with_copies(uint64_t* arrived) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(arrived))
+               : "memory");
+}
+// What the multiplying warps wait with; it counts how often each stage has been filled.
+struct Arrivals {
+  unsigned phases = 0;  // a bit per stage
+
+  __device__ __forceinline__ void wait(uint64_t* arrived, int stage) {
+    const unsigned phase = phases >> stage & 1, address = shared_address(arrived + stage);
+    unsigned ready = 0;
+    while (!ready) {
+#if __CUDA_ARCH__ >= 900
+      asm volatile(
+          "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n}"
+          : "=r"(ready)
+          : "r"(address), "r"(phase)
+          : "memory");
+#else
+      asm volatile(
+          "{\n.reg .pred p;\nmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, p;\n}"
+          : "=r"(ready)
+          : "r"(address), "r"(phase)
+          : "memory");
+#endif
+    }
+    phases ^= 1u << stage;
+    publish_tiles();  // the copies are not wgmma's; it sees them after this
+  }
+};
 
 // How sequences are cut: the same number of segments each, of equal length (the last may be
 // shorter, or empty). ends: what the first pass leaves, f32 [N,segments,HV,rows,K], rows of V and
@@ -226,9 +269,7 @@ struct ScanFetch {
     for (int step = parity; step < steps; step += 2) {
       if (step >= kStages) barrier_wait<192>(kDone + turn.at);  // of step − kStages
       fetch(step, s.in[turn.at]);
-      wait_copies();
-      publish_tiles();
-      barrier_arrive<192>(kFull + turn.at);
+      arrive_with_copies(s.arrived + turn.at);
       turn.next<kStages>(2);
     }
     // Arrivals that no further step waits for.
@@ -372,15 +413,20 @@ __device__ __forceinline__ ScanSource<2> gated_source(const FastProblem& p, cons
           kScanGateFloats};
 }
 
-// A scan's kernel by roles: multiply(item), and for the others source(item)(token, chunk) and
-// store(item), which runs a ScanStore.
+// A scan's kernel by roles: multiply(item, arrivals), and for the others source(item)(token, chunk)
+// and store(item), which runs a ScanStore.
 template <int SLABS, int KEYS, bool ENDS, bool REVERSE, class Multiply, class Source, class Store>
 __device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segments& segments,
                                          ScanShared<SLABS, KEYS>& s, Multiply&& multiply,
                                          Source&& source, Store&& store) {
+  if (threadIdx.x == 0) {
+    for (uint64_t& arrived : s.arrived) expect_copies(&arrived);
+  }
+  __syncthreads();
   if (threadIdx.x < kMultiplyThreads) {
     take_registers();
-    each_item<ENDS, REVERSE>(p, segments, multiply);
+    Arrivals arrivals;
+    each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) { multiply(item, arrivals); });
   } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
     give_registers();
     each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
