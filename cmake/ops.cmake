@@ -81,6 +81,7 @@ set(EBB_CUDA_TENSOR_SOURCES
   cuda/graph.cu
   cuda/memory.cu
   cuda/pool.cu
+  cuda/tensor_map.cu
   cuda/random.cu
 )
 set(EBB_OP_TABLE_SOURCES

@@ -120,10 +120,10 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
 
 template <int SLABS, bool ENDS>
 __global__ void __launch_bounds__(kScanThreads, 1)
-    reverse_kernel(FastBackward p, Segments segments) {
+    reverse_kernel(FastBackward p, Segments segments, const __grid_constant__ ScanMaps<2> maps) {
   auto& s = swizzled_shared<ScanShared<SLABS, 2>>();
   run_scan<SLABS, 2, ENDS, true>(
-      p, segments, s,
+      p, segments, maps, s,
       [&](const ScanItem& item, Arrivals& arrivals) {
         reverse_scan<SLABS, ENDS>(p, item, segments, s, arrivals);
       },
@@ -136,10 +136,11 @@ __global__ void __launch_bounds__(kScanThreads, 1)
 }
 
 template <int SLABS, bool ENDS>
-void launch_reverse(const FastBackward& p, const Segments& segments, cudaStream_t stream) {
+void launch_reverse(const FastBackward& p, const Segments& segments, const ScanMaps<2>& maps,
+                    cudaStream_t stream) {
   launch_fast<ScanShared<SLABS, 2>>(reverse_kernel<SLABS, ENDS>, kScanThreads,
                                     grid_of(ScanItem::count(p, segments, ENDS)), stream, p,
-                                    segments);
+                                    segments, maps);
 }
 
 }  // namespace
@@ -166,12 +167,13 @@ void fast_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved, cons
   p.dg = ptr<float>(grads.dg), p.dbeta = ptr<float>(grads.dbeta), p.dh0 = ptr<float>(grads.dh0);
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
+  const ScanMaps<2> maps = gated_maps(p, p.d_o, device);
   visit_fast_slabs(k, [&]<int SLABS>() {
     if (segments.count > 1) {
-      launch_reverse<SLABS, true>(p, segments, stream);
+      launch_reverse<SLABS, true>(p, segments, maps, stream);
       chain_segments(p, segments, p.dht, true, stream);
     }
-    launch_reverse<SLABS, false>(p, segments, stream);
+    launch_reverse<SLABS, false>(p, segments, maps, stream);
   });
   chunk_gradients(p, stream);
   sum_groups(dq_terms, grads.dq, group);

@@ -19,8 +19,18 @@ __device__ __forceinline__ ScanSource<3> channel_source(const Channel<bf16_t>& p
           p.total + p.total_at(chunk, hv),
           p.key_dim,
           value_stride,
-          int64_t(p.value_heads) * (p.key_dim + kChunk),
           p.key_dim + kChunk};
+}
+// v as [heads, tokens, V] with these strides.
+ScanMaps<3> channel_maps(const Channel<bf16_t>& p, const bf16_t* v, int64_t head_stride,
+                         int64_t row_stride, Device device) {
+  const auto rows = [&](const bf16_t* g, int64_t columns) {
+    return tile_map(g, columns, p.value_heads, p.tokens * columns, p.tokens, columns, device);
+  };
+  return {{rows(p.erased, p.key_dim), rows(p.queries, p.key_dim), rows(p.kept, p.key_dim)},
+          tile_map(v, p.value_dim, p.value_heads, head_stride, p.tokens, row_stride, device),
+          rows(p.a, kChunk),
+          rows(p.scores, kChunk)};
 }
 
 // The state times γ_n by channel; channels beyond K stay zero whatever s_total holds there.
@@ -132,10 +142,11 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
 
 template <int SLABS, bool ENDS>
 __global__ void __launch_bounds__(kScanThreads, 1)
-    channel_scan_kernel(Channel<bf16_t> p, Segments segments, bf16_t* o, float* ht) {
+    channel_scan_kernel(Channel<bf16_t> p, Segments segments,
+                        const __grid_constant__ ScanMaps<3> maps, bf16_t* o, float* ht) {
   auto& s = swizzled_shared<ScanShared<SLABS, 3>>();
   run_scan<SLABS, 3, ENDS, false>(
-      p, segments, s,
+      p, segments, maps, s,
       [&](const ScanItem& item, Arrivals& arrivals) {
         scan<SLABS, ENDS>(p, item, segments, s, arrivals, ht);
       },
@@ -218,10 +229,11 @@ __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& i
 
 template <int SLABS, bool ENDS>
 __global__ void __launch_bounds__(kScanThreads, 1)
-    channel_reverse_kernel(ChannelBackward<bf16_t> p, Segments segments) {
+    channel_reverse_kernel(ChannelBackward<bf16_t> p, Segments segments,
+                           const __grid_constant__ ScanMaps<3> maps) {
   auto& s = swizzled_shared<ScanShared<SLABS, 3>>();
   run_scan<SLABS, 3, ENDS, true>(
-      p, segments, s,
+      p, segments, maps, s,
       [&](const ScanItem& item, Arrivals& arrivals) {
         reverse_scan<SLABS, ENDS>(p, item, segments, s, arrivals);
       },
@@ -235,11 +247,11 @@ __global__ void __launch_bounds__(kScanThreads, 1)
 }
 
 template <int SLABS, class P, class... P2, class... A>
-void launch(void (*kernel)(P2...), const P& p, const Segments& segments, bool ends,
-            cudaStream_t stream, const A&... more) {
+void launch(void (*kernel)(P2...), const P& p, const Segments& segments, const ScanMaps<3>& maps,
+            bool ends, cudaStream_t stream, const A&... more) {
   launch_fast<ScanShared<SLABS, 3>>(kernel, kScanThreads,
                                     grid_of(ScanItem::count(p, segments, ends)), stream, p,
-                                    segments, more...);
+                                    segments, maps, more...);
 }
 
 }  // namespace
@@ -257,24 +269,28 @@ void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device de
                        cudaStream_t stream) {
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
+  const ScanMaps<3> maps =
+      p.written ? channel_maps(p, p.written, p.tokens * p.value_dim, p.value_dim, device)
+                : channel_maps(p, p.v, p.value_dim, p.value_stride(), device);
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
     if (segments.count > 1) {
-      launch<SLABS>(channel_scan_kernel<SLABS, true>, p, segments, true, stream, o, ht);
+      launch<SLABS>(channel_scan_kernel<SLABS, true>, p, segments, maps, true, stream, o, ht);
       chain_segments(p, segments, p.h0, false, stream);
     }
-    launch<SLABS>(channel_scan_kernel<SLABS, false>, p, segments, false, stream, o, ht);
+    launch<SLABS>(channel_scan_kernel<SLABS, false>, p, segments, maps, false, stream, o, ht);
   });
 }
 
 void channel_fast_reverse(const ChannelBackward<bf16_t>& p, Device device, cudaStream_t stream) {
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
+  const ScanMaps<3> maps = channel_maps(p, p.d_o, p.value_dim, p.value_stride(), device);
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
     if (segments.count > 1) {
-      launch<SLABS>(channel_reverse_kernel<SLABS, true>, p, segments, true, stream);
+      launch<SLABS>(channel_reverse_kernel<SLABS, true>, p, segments, maps, true, stream);
       chain_segments(p, segments, p.dht, true, stream);
     }
-    launch<SLABS>(channel_reverse_kernel<SLABS, false>, p, segments, false, stream);
+    launch<SLABS>(channel_reverse_kernel<SLABS, false>, p, segments, maps, false, stream);
   });
 }
 

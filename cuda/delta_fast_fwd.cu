@@ -105,10 +105,11 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
 
 template <int SLABS, bool ENDS>
 __global__ void __launch_bounds__(kScanThreads, 1)
-    scan_kernel(FastProblem p, Segments segments, bf16_t* o, float* ht) {
+    scan_kernel(FastProblem p, Segments segments, const __grid_constant__ ScanMaps<2> maps,
+                bf16_t* o, float* ht) {
   auto& s = swizzled_shared<ScanShared<SLABS, 2>>();
   run_scan<SLABS, 2, ENDS, false>(
-      p, segments, s,
+      p, segments, maps, s,
       [&](const ScanItem& item, Arrivals& arrivals) {
         scan<SLABS, ENDS>(p, item, segments, s, arrivals, ht);
       },
@@ -121,11 +122,11 @@ __global__ void __launch_bounds__(kScanThreads, 1)
 }
 
 template <int SLABS, bool ENDS>
-void launch_scan(const FastProblem& p, const Segments& segments, bf16_t* o, float* ht,
-                 cudaStream_t stream) {
+void launch_scan(const FastProblem& p, const Segments& segments, const ScanMaps<2>& maps, bf16_t* o,
+                 float* ht, cudaStream_t stream) {
   launch_fast<ScanShared<SLABS, 2>>(scan_kernel<SLABS, ENDS>, kScanThreads,
                                     grid_of(ScanItem::count(p, segments, ENDS)), stream, p,
-                                    segments, o, ht);
+                                    segments, maps, o, ht);
 }
 
 }  // namespace
@@ -160,13 +161,14 @@ DeltaRuleSaved fast_fwd(const DeltaRuleProblem& problem, const Tensor& o, const 
   const FastProblem p = make_fast_problem(problem, saved, before);
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
+  const ScanMaps<2> maps = gated_maps(p, p.v, device);
   prepare_chunks(p, stream);
   visit_fast_slabs(k, [&]<int SLABS>() {
     if (segments.count > 1) {
-      launch_scan<SLABS, true>(p, segments, nullptr, nullptr, stream);
+      launch_scan<SLABS, true>(p, segments, maps, nullptr, nullptr, stream);
       chain_segments(p, segments, p.h0, false, stream);
     }
-    launch_scan<SLABS, false>(p, segments, ptr<bf16>(o), ptr<float>(ht), stream);
+    launch_scan<SLABS, false>(p, segments, maps, ptr<bf16>(o), ptr<float>(ht), stream);
   });
   return saved;
 }

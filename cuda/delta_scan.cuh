@@ -3,13 +3,15 @@
 // tiles, two for even and two for odd steps, so that two steps' loads are always under way; two
 // store results. Step s is a chunk, in reverse from the end.
 //   fetching s                       multiplying s                    storing s
-//   wait for done(s−STAGES); fetch
-//   into in[s mod STAGES], which
+//   wait for done(s−STAGES); ask
+//   for in[s mod STAGES], which
 //   arrives by itself            ->  wait for arrived[s mod STAGES], free(s−2)  <-  states[s mod 2]
 //                                                                                  stored: free(s)
 //                                <-  products; done(s), ready(s)  ->  wait for ready(s)
-// Arrivals are counted by the copies themselves (mbarrier), so that a fetching warp goes on to its
-// next step; the rest are named barriers.
+// Whole chunks are fetched by the copy engine (cuda/tensor_map.h), which reports their arrival to
+// an mbarrier: all stages are under way while the products run, and no thread works out addresses.
+// The ragged chunk at a sequence's end, whose rows go on in the next sequence, is copied by the
+// threads (and so are all on other GPUs). The rest are named barriers.
 //
 // Where sequences and heads are few, a sequence is cut into segments. A first pass finds what each
 // makes of a zero state and, in extra columns, of each unit vector: S_end = M S_start + E. The
@@ -17,6 +19,7 @@
 // segments at once.
 #pragma once
 #include "cuda/delta_fast.cuh"
+#include "cuda/tensor_map.h"
 
 namespace ebb::gpu::delta {
 
@@ -53,14 +56,20 @@ struct ScanShared {
   uint64_t arrived[kStages];
 };
 
-// What a scan reads, at one token and chunk of a head.
+// What a scan reads: matrices in memory, coordinates (column, head, token), keys of head hv/group.
+template <int KEYS>
+struct ScanMaps {
+  CUtensorMap keys[KEYS], v, a, p;
+  int group = 1;
+};
+// The same at one token and chunk of a head, for copies by threads.
 template <int KEYS>
 struct ScanSource {
   static constexpr int64_t kPairStride = KEYS == 2 ? 2 * kChunk : kChunk;  // rows of a and p
 
   const bf16_t *keys[KEYS], *v, *a, *p;
   const float* numbers;
-  int64_t key_stride, value_stride, number_stride;  // the last from chunk to chunk
+  int64_t key_stride, value_stride;
   int number_count;
 };
 
@@ -87,16 +96,42 @@ __device__ __forceinline__ void give_registers() {
 }
 inline constexpr int kDone = 1, kFree = 4, kReady = 6, kFreeValues = 8;  // first ids
 
-// A stage's arrivals: half of the fetching threads, for each all copies it has asked for.
-__device__ __forceinline__ void expect_copies(uint64_t* arrived) {
+// A stage's arrivals: half of the fetching threads, and the bytes that one of them announces.
+__device__ __forceinline__ void expect_arrivals(uint64_t* arrived) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(arrived)),
                "n"(kFetchThreads / 2)
                : "memory");
 }
-__device__ __forceinline__ void arrive_with_copies(uint64_t* arrived) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(arrived))
+__device__ __forceinline__ void arrive(uint64_t* arrived) {
+  asm volatile(
+      "{\n.reg .b64 t;\nmbarrier.arrive.shared.b64 t, [%0];\n}" ::"r"(shared_address(arrived))
+      : "memory");
+}
+#if EBB_WGMMA
+__device__ __forceinline__ void arrive_with_bytes(uint64_t* arrived, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(arrived)),
+               "r"(bytes)
                : "memory");
 }
+__device__ __forceinline__ void fetch_box(SwizzledTile& tile, const CUtensorMap& map, int column,
+                                          int head, int64_t row, uint64_t* arrived) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(tile.s)),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(column), "r"(head), "r"(int(row)),
+      "r"(shared_address(arrived))
+      : "memory");
+}
+// A multiple of 16 bytes, aligned to 16.
+__device__ __forceinline__ void fetch_run(void* shared, const void* global, int bytes,
+                                          uint64_t* arrived) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(shared_address(shared)),
+      "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(shared_address(arrived))
+      : "memory");
+}
+#endif
 // What the multiplying warps wait with; it counts how often each stage has been filled.
 struct Arrivals {
   unsigned phases = 0;  // a bit per stage
@@ -122,7 +157,6 @@ struct Arrivals {
 #endif
     }
     phases ^= 1u << stage;
-    publish_tiles();  // the copies are not wgmma's; it sees them after this
   }
 };
 
@@ -193,83 +227,87 @@ __device__ __forceinline__ int64_t chunk_of_step(const ScanItem& item, int step)
   return item.first + (REVERSE ? item.steps - 1 - step : step);
 }
 
-// The fetching warps. A thread moves 16 bytes of every eighth row of the tiles of every second
-// step.
+// The fetching warps: two for even steps, two for odd ones.
 template <int SLABS, int KEYS, bool REVERSE>
 struct ScanFetch {
-  static constexpr int64_t kStep = REVERSE ? -2 : 2;
   static constexpr int kStages = ScanShared<SLABS, KEYS>::kStages;
+  const Problem<bf16_t>& p;
+  const ScanItem& item;
   ScanShared<SLABS, KEYS>& s;
-  ScanSource<KEYS> from;  // the thread's place in its next step
-  int steps, last_rows;
-  int parity, r, c;    // of steps; first row, column
-  int cols, key_cols;  // of V and of K, from c
+  const ScanMaps<KEYS>& maps;
+  int thread = int(threadIdx.x) & 63, parity = (int(threadIdx.x) - kMultiplyThreads) >> 6;
 
-  // at(token, chunk): the source there.
-  template <class At>
-  __device__ __forceinline__ ScanFetch(const Problem<bf16_t>& p, const ScanItem& item,
-                                       ScanShared<SLABS, KEYS>& shared, At&& at)
-      : s(shared), steps(int(item.steps)), last_rows(item.last_rows()) {
-    const int thread = int(threadIdx.x) - kMultiplyThreads, t = thread & 63;
-    parity = thread >> 6;
-    r = t / 8, c = t % 8 * 8;
-    cols = p.value_dim - item.v0 - c, key_cols = p.key_dim - c;
-    const int64_t chunk = chunk_of_step<REVERSE>(item, parity);
-    from = at(item.walk.begin + chunk * kChunk, item.walk.first + chunk);
-#pragma unroll
-    for (int i = 0; i < KEYS; ++i) from.keys[i] += r * from.key_stride + c;
-    from.v += item.v0 + r * from.value_stride + c;
-    from.a += r * from.kPairStride + c, from.p += r * from.kPairStride + c;
-    from.numbers += 4 * t;
-  }
-
-  __device__ __forceinline__ void tile(SwizzledTile& tile, const bf16_t* g, int64_t stride,
-                                       int rows) const {
-    bf16_t* to = tile.at(r, c);
-    if (rows == kChunk) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) copy_async(to + 8 * i * 64, g + 8 * i * stride);
-    } else {  // nothing for rows <= 0; any valid address does then
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const bool valid = r + 8 * i < rows;
-        const void* source = valid ? static_cast<const void*>(g + 8 * i * stride) : any_;
-        copy_async_or_zero(to + 8 * i * 64, source, valid);
-      }
-    }
-  }
-  const void* any_ = nullptr;
-
-  __device__ __forceinline__ void fetch(int step, ScanInputs<SLABS, KEYS>& to) {
-    const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
-    const int t = int(threadIdx.x) & 63;
-    any_ = from.numbers - 4 * t;
+  // By one thread: all of it, as it lies in memory.
+  __device__ __forceinline__ void ask(const ScanSource<KEYS>& from, int64_t token,
+                                      ScanInputs<SLABS, KEYS>& to, uint64_t* arrived) const {
+#if EBB_WGMMA
+    const int bytes = 4 * from.number_count;
+    arrive_with_bytes(arrived, (KEYS * SLABS + 3) * int(sizeof(SwizzledTile)) + bytes);
     const auto keys = [&](int i) {
 #pragma unroll
       for (int j = 0; j < SLABS; ++j)
-        tile(to.keys[i][j], from.keys[i] + 64 * j, from.key_stride, key_cols > 64 * j ? n : 0);
+        fetch_box(to.keys[i][j], maps.keys[i], 64 * j, item.hv / maps.group, token, arrived);
     };
     keys(0);
-    tile(to.v, from.v, from.value_stride, cols > 0 ? n : 0);
-    tile(to.a, from.a, from.kPairStride, n);
-    tile(to.p, from.p, from.kPairStride, n);
+    fetch_box(to.v, maps.v, item.v0, item.hv, token, arrived);
+    fetch_run(to.numbers, from.numbers, bytes, arrived);
+    fetch_box(to.a, maps.a, 0, item.hv, token, arrived);
+    fetch_box(to.p, maps.p, 0, item.hv, token, arrived);
 #pragma unroll
     for (int i = 1; i < KEYS; ++i) keys(i);
-    if (4 * t < from.number_count) copy_async(to.numbers + 4 * t, from.numbers);
-    const int64_t tokens = kStep * kChunk;
-#pragma unroll
-    for (int i = 0; i < KEYS; ++i) from.keys[i] += tokens * from.key_stride;
-    from.v += tokens * from.value_stride;
-    from.a += tokens * from.kPairStride, from.p += tokens * from.kPairStride;
-    from.numbers += kStep * from.number_stride;
+#endif
   }
-  __device__ __forceinline__ void run() {
+
+  // By all 64 threads: `rows` rows, zeros after them.
+  __device__ __forceinline__ void copy(const ScanSource<KEYS>& from, int rows,
+                                       ScanInputs<SLABS, KEYS>& to) const {
+    const int r = thread / 8, c = thread % 8 * 8;
+    const auto tile = [&](SwizzledTile& tile, const bf16_t* g, int64_t stride, int cols) {
+#pragma unroll 2
+      for (int i = 0; i < 8; ++i) {
+        const bool valid = r + 8 * i < rows && c < cols;
+        const void* source = valid ? static_cast<const void*>(g + (r + 8 * i) * stride + c)
+                                   : static_cast<const void*>(from.numbers);
+        copy_async_or_zero(tile.at(r, c) + 8 * i * 64, source, valid);
+      }
+    };
+#pragma unroll
+    for (int i = 0; i < KEYS; ++i)
+#pragma unroll
+      for (int j = 0; j < SLABS; ++j)
+        tile(to.keys[i][j], from.keys[i] + 64 * j, from.key_stride, p.key_dim - 64 * j);
+    tile(to.v, from.v + item.v0, from.value_stride, p.value_dim - item.v0);
+    tile(to.a, from.a, from.kPairStride, kChunk);
+    tile(to.p, from.p, from.kPairStride, kChunk);
+    if (4 * thread < from.number_count)
+      copy_async(to.numbers + 4 * thread, from.numbers + 4 * thread);
+    wait_copies();
+    publish_tiles();
+  }
+
+  // at(token, chunk): the source there.
+  template <class At>
+  __device__ __forceinline__ void run(At&& at) const {
+    const int steps = int(item.steps), last_rows = item.last_rows();
     Turn turn;
     turn.at = parity;
     for (int step = parity; step < steps; step += 2) {
       if (step >= kStages) barrier_wait<192>(kDone + turn.at);  // of step − kStages
-      fetch(step, s.in[turn.at]);
-      arrive_with_copies(s.arrived + turn.at);
+      const int64_t chunk = chunk_of_step<REVERSE>(item, step);
+      const int64_t token = item.walk.begin + chunk * kChunk;
+      const int rows = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
+      const ScanSource<KEYS> from = at(token, item.walk.first + chunk);
+      ScanInputs<SLABS, KEYS>& to = s.in[turn.at];
+      uint64_t* arrived = s.arrived + turn.at;
+      if (EBB_WGMMA && rows == kChunk) {
+        if (thread == 0)
+          ask(from, token, to, arrived);
+        else
+          arrive(arrived);
+      } else {
+        copy(from, rows, to);
+        arrive(arrived);
+      }
       turn.next<kStages>(2);
     }
     // Arrivals that no further step waits for.
@@ -409,18 +447,31 @@ __device__ __forceinline__ ScanSource<2> gated_source(const FastProblem& p, cons
           reinterpret_cast<const float*>(p.gates + chunk * p.value_heads + hv),
           p.key_stride(),
           p.value_stride(),
-          int64_t(p.value_heads) * kGateFloats,
           kScanGateFloats};
+}
+inline ScanMaps<2> gated_maps(const FastProblem& p, const bf16_t* v, Device device) {
+  const auto keys = [&](const bf16_t* g) {
+    return tile_map(g, p.key_dim, p.heads, p.key_dim, p.tokens, p.key_stride(), device);
+  };
+  const auto square = [&](const bf16_t* g) {
+    return tile_map(g, kChunk, p.value_heads, p.tokens * 2 * kChunk, p.tokens, 2 * kChunk, device);
+  };
+  return {{keys(p.k), keys(p.q)},
+          tile_map(v, p.value_dim, p.value_heads, p.value_dim, p.tokens, p.value_stride(), device),
+          square(p.a),
+          square(p.a + kChunk),
+          p.value_heads / p.heads};
 }
 
 // A scan's kernel by roles: multiply(item, arrivals), and for the others source(item)(token, chunk)
 // and store(item), which runs a ScanStore.
 template <int SLABS, int KEYS, bool ENDS, bool REVERSE, class Multiply, class Source, class Store>
 __device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segments& segments,
-                                         ScanShared<SLABS, KEYS>& s, Multiply&& multiply,
-                                         Source&& source, Store&& store) {
+                                         const ScanMaps<KEYS>& maps, ScanShared<SLABS, KEYS>& s,
+                                         Multiply&& multiply, Source&& source, Store&& store) {
   if (threadIdx.x == 0) {
-    for (uint64_t& arrived : s.arrived) expect_copies(&arrived);
+    for (uint64_t& arrived : s.arrived) expect_arrivals(&arrived);
+    publish_tiles();
   }
   __syncthreads();
   if (threadIdx.x < kMultiplyThreads) {
@@ -430,9 +481,8 @@ __device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segment
   } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
     give_registers();
     each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
-      ScanFetch<SLABS, KEYS, REVERSE>(p, item, s, [&](int64_t token, int64_t chunk) {
-        return source(item, token, chunk);
-      }).run();
+      ScanFetch<SLABS, KEYS, REVERSE>{p, item, s, maps}.run(
+          [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
     });
   } else {
     give_registers();
