@@ -35,7 +35,7 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_fast_channel_prepare.cu cuda/delta_fast_gradients.cu
   cuda/delta_fast_prepare.cu cuda/delta_segments.cu
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
-  cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu cuda/delta_rule_channel_step.cu
+  cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu
   cuda/delta_rule_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES
   ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp)

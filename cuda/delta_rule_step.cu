@@ -1,96 +1,149 @@
-// One decoding step of the gated delta rule (ops/delta_rule.h): bound by the state, which is read
-// and written once.
+// One decoding step of the delta rule, with a decay per head (ops/delta_rule.h) or per channel
+// (ops/delta_rule_channel.h): bound by the state, which is read and written once.
 #include "cuda/common.cuh"
 #include "ops/delta_rule.h"
+#include "ops/delta_rule_channel.h"
+#include "tensor/device_flags.h"
 
 namespace ebb::gpu {
 namespace {
 
-constexpr int kColumns = 32, kGroups = 8;  // columns of V of a block; row groups sharing a column
+constexpr int kLanes = 32, kGroups = 8;  // columns or quads of columns; row groups that share them
 
 template <class T>
 struct Step {
-  const T *q, *k, *v;     // [B,H,K], [B,HV,V]
-  const float *g, *beta;  // [B,HV]
-  float* state;           // [B,HV,K,V]
-  T* o;                   // [B,HV,V]
+  const T *q, *k, *v;          // [B,H,K], [B,HV,V]
+  const float *g, *beta;       // [B,HV] or [B,HV,K]; [B,HV]
+  const float *erase, *write;  // [B,HV,K], [B,HV,V]; null: beta
+  float* state;                // [B,HV,K,V]
+  T* o;                        // [B,HV,V]
+  int32_t* positive_decay;     // device flag
   float scale;
   int heads, value_heads, key_dim, value_dim;
+  bool by_channel;
   int64_t batch;
 };
 
-// Sum over the kGroups threads of a column, in order; the same value in each.
-__device__ __forceinline__ float column_sum(float v, float (*s)[kColumns]) {
-  s[threadIdx.y][threadIdx.x] = v;
-  __syncthreads();
-  float sum = 0;
+// Sums over the kGroups threads of a column, in order; the same values in each.
+template <int V>
+__device__ __forceinline__ void sum_columns(float (&x)[V], float (*s)[kLanes][V]) {
 #pragma unroll
-  for (int y = 0; y < kGroups; ++y) sum += s[y][threadIdx.x];
+  for (int e = 0; e < V; ++e) s[threadIdx.y][threadIdx.x][e] = x[e];
   __syncthreads();
-  return sum;
+#pragma unroll
+  for (int e = 0; e < V; ++e) x[e] = 0.f;
+#pragma unroll
+  for (int y = 0; y < kGroups; ++y)
+#pragma unroll
+    for (int e = 0; e < V; ++e) x[e] += s[y][threadIdx.x][e];
+  __syncthreads();
 }
 
-// grid (batch, value head, 32 columns of V), block (32,8): thread (x,y) holds rows y, y+8, ... of
-// column x in registers, ROWS of them. 1 read S. 2 u = β (v − e^g Sᵀk). 3 S = e^g S + k uᵀ,
-// written; o = scale Sᵀq.
-template <class T, int ROWS>
-__global__ void __launch_bounds__(kColumns* kGroups) step_kernel(Step<T> p) {
-  __shared__ float s_k[256], s_q[256], s_sum[kGroups][kColumns];
+// Item (batch, value head, 32·V columns), block (32,8): thread (x,y) holds rows y, y+8, ... of V
+// columns in registers, ROWS of them. 1 read S; α = e^g, q, k, b∘k∘α. 2 u = w∘v − Sᵀ(b∘k∘α).
+// 3 S = α∘S + k uᵀ, written; o = scale Sᵀq.
+template <class T, int ROWS, int V>
+__global__ void __launch_bounds__(kLanes* kGroups) step_kernel(Step<T> p) {
+  __shared__ float s_alpha[256], s_erase[256], s_k[256], s_q[256];
+  __shared__ __align__(16) float s_sum[kGroups][kLanes][V];
+  constexpr int kColumns = kLanes * V;
   const int64_t tiles = (p.value_dim + kColumns - 1) / kColumns;
-  const int thread = int(threadIdx.y) * kColumns + int(threadIdx.x);
+  const int thread = int(threadIdx.y) * kLanes + int(threadIdx.x);
   for (int64_t item = blockIdx.x; item < p.batch * p.value_heads * tiles; item += gridDim.x) {
     const int64_t head = item / tiles;  // of all sequences
     const int64_t key =
         (head / p.value_heads * p.heads + head % p.value_heads / (p.value_heads / p.heads)) *
         p.key_dim;
-    const int column = int(item % tiles) * kColumns + int(threadIdx.x);
+    const int column = int(item % tiles) * kColumns + V * int(threadIdx.x);
     const bool inside = column < p.value_dim;
+    float* state = p.state + head * p.key_dim * p.value_dim + column;
+    Pack<float, V> r_s[ROWS];  // 1
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const int r = int(threadIdx.y) + kGroups * i;
+      r_s[i] = {};
+      if (inside && r < p.key_dim) r_s[i] = load_raw<float, V>(state + int64_t(r) * p.value_dim);
+    }
+    const int64_t value = head * p.value_dim + column;
+    float v[V] = {}, w[V] = {};
+    if (inside) {
+      load_pack(v, p.v + value);
+      if (p.write) load_pack(w, p.write + value);
+    }
+    const float beta = p.beta ? p.beta[head] : 0.f;
     if (thread < p.key_dim) {
-      s_k[thread] = to_float(p.k[key + thread]);
+      const int64_t gate = head * p.key_dim + thread;
+      const float k = to_float(p.k[key + thread]), g = p.g[p.by_channel ? gate : head];
+      const float alpha = expf(g);
+      if (g > 0.f) *p.positive_decay = 1;
+      s_k[thread] = k;
       s_q[thread] = to_float(p.q[key + thread]);
+      s_alpha[thread] = alpha;
+      s_erase[thread] = (p.erase ? p.erase[gate] : beta) * k * alpha;
     }
     __syncthreads();
-    float* state = p.state + head * p.key_dim * p.value_dim + column;
-    float r_s[ROWS], read = 0;  // 1
+    float u[V] = {};  // 2
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
       const int r = int(threadIdx.y) + kGroups * i;
-      r_s[i] = inside && r < p.key_dim ? state[int64_t(r) * p.value_dim] : 0.f;
-    }
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      const int r = int(threadIdx.y) + kGroups * i;
-      if (r < p.key_dim) read += s_k[r] * r_s[i];
+      for (int e = 0; e < V; ++e)
+        if (r < p.key_dim) u[e] += s_erase[r] * r_s[i].v[e];
     }
-    read = column_sum(read, s_sum);
-    const float alpha = expf(p.g[head]);  // 2
-    const float v = inside ? to_float(p.v[head * p.value_dim + column]) : 0.f;
-    const float u = p.beta[head] * (v - alpha * read);
-    float out = 0;  // 3
+    sum_columns<V>(u, s_sum);
+#pragma unroll
+    for (int e = 0; e < V; ++e) u[e] = (p.write ? w[e] : beta) * v[e] - u[e];
+    float out[V] = {};  // 3
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
       const int r = int(threadIdx.y) + kGroups * i;
       if (r >= p.key_dim) continue;
-      const float next = alpha * r_s[i] + s_k[r] * u;
-      if (inside) state[int64_t(r) * p.value_dim] = next;
-      out += s_q[r] * next;
+      float next[V];
+#pragma unroll
+      for (int e = 0; e < V; ++e) {
+        next[e] = s_alpha[r] * r_s[i].v[e] + s_k[r] * u[e];
+        out[e] += s_q[r] * next[e];
+      }
+      if (inside) store_pack(state + int64_t(r) * p.value_dim, next);
     }
-    out = column_sum(out, s_sum);
-    if (inside && threadIdx.y == 0) p.o[head * p.value_dim + column] = from_float<T>(p.scale * out);
+    sum_columns<V>(out, s_sum);
+#pragma unroll
+    for (int e = 0; e < V; ++e) out[e] *= p.scale;
+    if (inside && threadIdx.y == 0) store_pack(p.o + value, out);
   }
 }
 
-template <class T>
-void launch(const Step<T>& p, int64_t blocks, cudaStream_t stream) {
+template <class T, int V>
+void launch(const Step<T>& p, cudaStream_t stream) {
+  const int64_t blocks = p.batch * p.value_heads * ceil_div(p.value_dim, kLanes * V);
   const unsigned grid = unsigned(std::min<int64_t>(blocks, (int64_t(1) << 31) - 1));
-  const dim3 block(kColumns, kGroups);
+  const dim3 block(kLanes, kGroups);
   if (p.key_dim <= 64)
-    step_kernel<T, 8><<<grid, block, 0, stream>>>(p);
+    step_kernel<T, 8, V><<<grid, block, 0, stream>>>(p);
   else if (p.key_dim <= 128)
-    step_kernel<T, 16><<<grid, block, 0, stream>>>(p);
+    step_kernel<T, 16, V><<<grid, block, 0, stream>>>(p);
   else
-    step_kernel<T, 32><<<grid, block, 0, stream>>>(p);
+    step_kernel<T, 32, V><<<grid, block, 0, stream>>>(p);
   check_launch();
+}
+
+// Sizes, outputs and launch. Four columns a thread where rows of V and their addresses allow.
+template <class T>
+void run(Step<T> p, const Tensor& state, const Tensor& o, int heads) {
+  p.state = ptr<float>(state);
+  p.positive_decay = gpu::device_flags(o.device()) + int(DeviceFlag::positive_decay);
+  p.heads = heads, p.value_heads = int(state.size(1));
+  p.key_dim = int(state.size(2)), p.value_dim = int(state.size(3));
+  p.batch = state.size(0);
+  const auto aligned = [](const void* x, size_t bytes) {
+    return reinterpret_cast<uintptr_t>(x) % bytes == 0;
+  };
+  const bool quads = p.value_dim % 4 == 0 && aligned(p.state, 16) && aligned(p.write, 16) &&
+                     aligned(p.v, 4 * sizeof(T)) && aligned(p.o, 4 * sizeof(T));
+  if (quads)
+    launch<T, 4>(p, stream_of(o));
+  else
+    launch<T, 1>(p, stream_of(o));
 }
 
 }  // namespace
@@ -101,12 +154,24 @@ void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, co
   visit_compute(v.dtype(), [&]<class Host>() {
     Step<device_t<Host>> p{};
     p.q = ptr<Host>(q), p.k = ptr<Host>(k), p.v = ptr<Host>(v), p.o = ptr<Host>(o);
-    p.g = ptr<float>(g), p.beta = ptr<float>(beta), p.state = ptr<float>(state);
+    p.g = ptr<float>(g), p.beta = ptr<float>(beta);
     p.scale = float(scale);
-    p.heads = int(q.size(1)), p.value_heads = int(v.size(1));
-    p.key_dim = int(q.size(2)), p.value_dim = int(v.size(2));
-    p.batch = v.size(0);
-    launch(p, p.batch * p.value_heads * ceil_div(p.value_dim, kColumns), stream_of(o));
+    run(p, state, o, int(q.size(1)));
+  });
+}
+
+void channel_delta_rule_step(const DeltaRuleProblem& problem, const Tensor& state,
+                             const Tensor& o) {
+  if (o.numel() == 0) return;
+  visit_compute(o.dtype(), [&]<class Host>() {
+    Step<device_t<Host>> p{};
+    p.q = ptr<Host>(problem.q), p.k = ptr<Host>(problem.k), p.v = ptr<Host>(problem.v);
+    p.o = ptr<Host>(o);
+    p.g = ptr<float>(problem.g), p.beta = ptr<float>(problem.beta);
+    p.erase = ptr<float>(problem.erase), p.write = ptr<float>(problem.write);
+    p.scale = float(problem.scale);
+    p.by_channel = true;
+    run(p, state, o, int(problem.heads()));
   });
 }
 

@@ -53,6 +53,37 @@ BenchCase channel_case(DType t, DeltaRuleSize s, DeltaGates kind) {
   return c;
 }
 
+// One token for each of `batch` sequences; the state is f32 and updated in place.
+BenchCase step_case(DType t, DeltaRuleSize s, bool by_channel) {
+  const double unit = 1 / std::sqrt(double(s.key_dim));
+  const auto fixed = [](Shape shape, double std) {
+    return BenchInput{.shape = std::move(shape), .role = Role::constant, .std = std};
+  };
+  const auto gate = [](Shape shape, double low, double high) {
+    return BenchInput{
+        .shape = std::move(shape), .role = Role::constant, .low = low, .high = high, .f32 = true};
+  };
+  BenchInput state = fixed({s.batch, s.value_heads, s.key_dim, s.value_dim}, 1);
+  state.f32 = true;
+  const Shape heads{s.batch, s.value_heads}, qk{s.batch, s.heads, s.key_dim};
+  return {
+      .inputs = {fixed(qk, unit), fixed(qk, unit), fixed({s.batch, s.value_heads, s.value_dim}, 1),
+                 gate(by_channel ? Shape{s.batch, s.value_heads, s.key_dim} : heads, -0.2, -0.001),
+                 gate(heads, 0.05, 0.95), state},
+      .run =
+          [unit, by_channel](Inputs in) {
+            const auto step = by_channel ? kda_step : gated_delta_rule_step;
+            return std::vector{Var(step(in[0].value(), in[1].value(), in[2].value(), in[3].value(),
+                                        in[4].value(), in[5].value(), unit))};
+          },
+      .cost =
+          [=](Pass) {
+            return by_channel ? channel_delta_rule_step_cost(s, DeltaGates::kda, t)
+                              : gated_delta_rule_step_cost(s, t);
+          },
+      .backward = false};
+}
+
 DeltaRuleSize delta_size(int64_t batch, int64_t time, int64_t heads, int64_t k, int64_t v) {
   return {.batch = batch,
           .time = time,
@@ -158,6 +189,14 @@ std::vector<BenchRow> recurrence_bench_rows() {
        [](DType t) { return ssd_step_case(t, mamba2_size(256, 1, 16)); }, Where::cuda},
       {"ssd", "B1 T1024 H16 P64 N128",
        [](DType t) { return ssd_case(t, mamba2_size(1, 1024, 16)); }, Where::cpu},
+      {"gated_delta_rule_step", "B64 H6 K64 V128",
+       [](DType t) { return step_case(t, delta_size(64, 1, 6, 64, 128), false); }, Where::cuda},
+      {"gated_delta_rule_step", "B256 H6 K64 V128",
+       [](DType t) { return step_case(t, delta_size(256, 1, 6, 64, 128), false); }, Where::cuda},
+      {"kda_step", "B64 H6 K64 V128",
+       [](DType t) { return step_case(t, delta_size(64, 1, 6, 64, 128), true); }, Where::cuda},
+      {"kda_step", "B256 H6 K64 V128",
+       [](DType t) { return step_case(t, delta_size(256, 1, 6, 64, 128), true); }, Where::cuda},
       {"gated_delta_rule", "B1 T1024 H6 K64 V128",
        [](DType t) { return delta_rule_case(t, delta_size(1, 1024, 6, 64, 128)); }, Where::cpu},
       {"kda", "B1 T1024 H6 K64 V128",
