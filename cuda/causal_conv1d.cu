@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
 // last dx need. run + W − 1 is a multiple of U.
 // 1 tile: rows i−U−(W−1) … i−1 of x, i−U … i−1 of dy.  2 dpre = dy·act'(pre), pre anew.
 // 3 dw_j += dpre·x_{t−(W−1)+j}, dbias += dpre.  4 dx_t = Σ_k w_{W−1−k} dpre_{t+k}.  5 block sums.
-template <class T, int W, int V, int U, bool kSilu>
+template <class T, int W, int V, int U, bool kSilu, bool kDx>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
     bwd_kernel(const Input<T> in, const Output<T> out, int64_t channel_blocks, int64_t run) {
   extern __shared__ float s_sum[];  // [256·(W+1)·V]
@@ -97,7 +97,11 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
     const int owned = int(min(run, in.tokens - at.f0));
     const T* g_run = in.g_x + at.f0 * in.stride + at.c;
     const T* g_dy_run = out.g_dy + at.f0 * out.dy_stride + at.c;
-    T* g_dx_run = out.g_dx ? out.g_dx + at.f0 * in.d + at.c : nullptr;
+    T* g_dx_run = out.g_dx + at.f0 * in.d + at.c;
+    // Inside a tile rows are reached by 32 bits, one multiplication each.
+    const unsigned stride = unsigned(in.stride), dy_stride = unsigned(out.dy_stride);
+    const unsigned width = unsigned(in.d);
+    const bool narrow = max(max(in.stride, out.dy_stride), in.d) <= 0xffffffff;
     float r_g[W][V] = {};  // dpre of tokens i, i+1, …; row 0 is the current one
     // Steps 2-4 for a token whose dy stands in r_g[0] and whose window starts at row u of r_x.
     const auto token = [&](const auto& r_x, int u, bool own, T* g_dx, const float* g_extra) {
@@ -114,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
           }
           r_sum[W][v] += r_g[0][v];
         }
-        if (g_dx) store_pack(g_dx, r_dx);
+        if constexpr (kDx) store_pack(g_dx, r_dx);
       }
 #pragma unroll
       for (int k = W - 1; k > 0; --k)
@@ -133,14 +137,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
       const T* g_dy = g_dy_run + (i - U) * out.dy_stride;
 #pragma unroll
       for (int u = 0; u < U; ++u) {
-        r_next_x[u] = load_raw<T, V>(g_tile + u * in.stride);
-        r_next_dy[u] = load_raw<T, V>(g_dy + u * out.dy_stride);
+        r_next_x[u] = load_raw<T, V>(g_tile + uint64_t(stride) * u);
+        r_next_dy[u] = load_raw<T, V>(g_dy + uint64_t(dy_stride) * u);
       }
     };
     // `more`: the tile below is an interior one too; its loads go out before this one's arithmetic.
     const auto tile = [&](int i, auto all_owned, bool more) {
       const T* g_tile = g_run + (i - U) * in.stride;
-      T* g_dx = g_dx_run ? g_dx_run + (i - U) * in.d : nullptr;
+      T* g_dx = g_dx_run + (i - U) * in.d;
       Pack<T, V> r_dy[U];
       if (!kept)
 #pragma unroll
@@ -156,8 +160,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
 #pragma unroll
       for (int u = U - 1; u >= 0; --u) {
         unpack(r_g[0], r_dy[u]);
-        token(r_x, u, all_owned.value || i - U + u < owned, g_dx ? g_dx + u * in.d : nullptr,
-              nullptr);
+        token(r_x, u, all_owned.value || i - U + u < owned, g_dx + uint64_t(width) * u, nullptr);
       }
 #pragma unroll
       for (int k = W - 2; k >= 0; --k)
@@ -174,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
           for (int v = 0; v < V; ++v) r_g[k][v] = 0.f;
       }
       const int tail = out.g_dfinal ? b.end - W : b.end;  // the final state holds tokens from here
-      if (i >= U && i - U - (W - 1) >= b.begin && i <= tail) {
+      if (narrow && i >= U && i - U - (W - 1) >= b.begin && i <= tail) {
         const bool more = i >= 2 * U && i - 2 * U - (W - 1) >= b.begin;
         if (i <= owned)
           tile(i, std::true_type{}, more);
@@ -188,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
         ch.window(r_window, s, at.f0 + i);
         load_pack(r_g[0], g_dy_run + i * out.dy_stride);
         const bool last = out.g_dfinal && i >= tail;
-        token(r_window, 0, i < owned, g_dx_run ? g_dx_run + i * in.d : nullptr,
+        token(r_window, 0, i < owned, g_dx_run + i * in.d,
               last ? out.g_dfinal + (s.n * in.d + at.c) * W + i - tail : nullptr);
         kept = false;
       }
@@ -257,9 +260,10 @@ void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
         if (weights) partial = Tensor::empty({groups, W + 1, d}, DType::f32, a.w.device());
         out.g_partial = ptr<float>(partial);
         const size_t shared = weights ? size_t(kThreads) * (W + 1) * V * sizeof(float) : 0;
-        bwd_kernel<device_t<T>, W, V, U, kSilu>
-            <<<unsigned(shape.blocks), shape.block(), shared, stream>>>(
-                in, out, shape.channel_blocks, shape.run);
+        const auto kernel = g.dx ? bwd_kernel<device_t<T>, W, V, U, kSilu, true>
+                                 : bwd_kernel<device_t<T>, W, V, U, kSilu, false>;
+        kernel<<<unsigned(shape.blocks), shape.block(), shared, stream>>>(
+            in, out, shape.channel_blocks, shape.run);
         check_launch();
       }
       if (weights)
