@@ -23,10 +23,19 @@ DeltaRuleProblem checked(const Var& q, const Var& k, const Var& v, const Var& g,
   return p;
 }
 
-void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state) {
+DeltaRuleSaved forward_pass(const DeltaRuleProblem& p, const Tensor& o, const Tensor& ht) {
+  if (kWithCuda && o.on_cuda()) return gpu::gated_delta_rule_fwd(p, o, ht);
+  return cpu::gated_delta_rule_fwd(p, o, ht);
+}
+
+void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state, bool recompute) {
   p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2);
   p.g = ctx.saved(3), p.beta = ctx.saved(4);
-  const DeltaRuleSaved saved{ctx.saved(5), ctx.saved(6), ctx.saved(7), ctx.saved(8)};
+  DeltaRuleSaved saved{ctx.saved(5), ctx.saved(6), ctx.saved(7), ctx.saved(8)};
+  if (recompute) {
+    p.h0 = ctx.saved(9);
+    saved = forward_pass(p, Tensor::empty_like(p.v), Tensor());
+  }
   const auto wanted = [&](int i, const Tensor& like) {
     return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
   };
@@ -56,17 +65,15 @@ DeltaRuleOutput gated_delta_rule(const Var& q_in, const Var& k_in, const Var& v,
   const DeltaRuleProblem p = checked(q, k, v, g, beta, h0, options);
   const Tensor o = Tensor::empty_like(p.v);
   const Tensor ht = options.want_final_state ? empty_state(p) : Tensor();
-  DeltaRuleSaved saved;
-  if (kWithCuda && o.on_cuda())
-    saved = gpu::gated_delta_rule_fwd(p, o, ht);
-  else
-    saved = cpu::gated_delta_rule_fwd(p, o, ht);
+  DeltaRuleSaved saved = forward_pass(p, o, ht);
+  Tensor start;
+  if (options.recompute) saved = {}, start = p.h0;
   const std::vector<Var> out = record(
       kOp, {q, k, v, g, beta, h0},
-      {p.q, p.k, p.v, p.g, p.beta, saved.a, saved.states, saved.values, saved.gates}, {o, ht},
-      [sizes = sizes_of(p), final_state = options.want_final_state](BackwardContext& ctx) {
-        backward_pass(ctx, sizes, final_state);
-      });
+      {p.q, p.k, p.v, p.g, p.beta, saved.a, saved.states, saved.values, saved.gates, start},
+      {o, ht},
+      [sizes = sizes_of(p), final_state = options.want_final_state, recompute = options.recompute](
+          BackwardContext& ctx) { backward_pass(ctx, sizes, final_state, recompute); });
   return {out[0], out[1]};
 }
 

@@ -19,7 +19,8 @@
 // M_ij = β_i k_i·k_j e^{G_i−G_j} below the diagonal, G the sum of g inside the chunk. Exponents are
 // differences <= 0, masked first. A comes from forward substitution in f32, never from a Neumann
 // series. Saves q, k, v, g, beta, A [HV,B·T,C], the state before each chunk [chunks,HV,K,V] and, on
-// the CPU, V' [HV,B·T,V].
+// the CPU, V' [HV,B·T,V]. With options.recompute nothing but the inputs: less memory for the time
+// of one more forward pass, and the same gradients bit for bit.
 #pragma once
 #include "autograd/var.h"
 #include "ops/cost.h"
@@ -32,6 +33,7 @@ struct DeltaRuleOptions {
   bool want_final_state = false;  // else ht stays undefined
   SeqLayout layout = {};          // N sequences; dense: N = B
   int64_t chunk = 64;             // C: 16, 32, 64 or 128; changes results by rounding only
+  bool recompute = false;         // keep the inputs only; backward runs the forward pass again
   // Instead of finished inputs:
   bool normalize_qk = false;  // q, k to length 1 (ops/l2_norm.h)
   bool sigmoid = false;       // beta (b and w) are logits of any dtype ...

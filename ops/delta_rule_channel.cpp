@@ -31,11 +31,19 @@ DeltaRuleProblem dense_problem(const Tensor& q, const Tensor& k, const Tensor& v
   return p;
 }
 
-void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state) {
+DeltaRuleSaved forward_pass(const DeltaRuleProblem& p, const Tensor& o, const Tensor& ht) {
+  if (kWithCuda && o.on_cuda()) return gpu::channel_delta_rule_fwd(p, o, ht);
+  return cpu::channel_delta_rule_fwd(p, o, ht);
+}
+
+void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state, bool recompute) {
   p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2), p.g = ctx.saved(3);
   p.beta = ctx.saved(4), p.erase = ctx.saved(5), p.write = ctx.saved(6);
-  const DeltaRuleSaved saved{ctx.saved(7), ctx.saved(8), ctx.saved(9), ctx.saved(10),
-                             ctx.saved(11)};
+  DeltaRuleSaved saved{ctx.saved(7), ctx.saved(8), ctx.saved(9), ctx.saved(10), ctx.saved(11)};
+  if (recompute) {
+    p.h0 = ctx.saved(12);
+    saved = forward_pass(p, Tensor::empty_like(p.v), Tensor());
+  }
   const auto wanted = [&](int i, const Tensor& like) {
     return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
   };
@@ -72,18 +80,16 @@ DeltaRuleOutput channel_delta_rule(const char* op, const Var& q_in, const Var& k
   check_sequences(op, p, h0.value(), options);
   const Tensor o = Tensor::empty_like(p.v);
   const Tensor ht = options.want_final_state ? empty_state(p) : Tensor();
-  DeltaRuleSaved saved;
-  if (kWithCuda && o.on_cuda())
-    saved = gpu::channel_delta_rule_fwd(p, o, ht);
-  else
-    saved = cpu::channel_delta_rule_fwd(p, o, ht);
+  DeltaRuleSaved saved = forward_pass(p, o, ht);
+  Tensor start;
+  if (options.recompute) saved = {}, start = p.h0;
   const std::vector<Var> out = record(
       op, {q, k, v, gates.g, gates.beta, gates.erase, gates.write, h0},
       {p.q, p.k, p.v, p.g, p.beta, p.erase, p.write, saved.a, saved.states, saved.values,
-       saved.gates, saved.scores},
-      {o, ht}, [sizes = sizes_of(p), final_state = options.want_final_state](BackwardContext& ctx) {
-        backward_pass(ctx, sizes, final_state);
-      });
+       saved.gates, saved.scores, start},
+      {o, ht},
+      [sizes = sizes_of(p), final_state = options.want_final_state, recompute = options.recompute](
+          BackwardContext& ctx) { backward_pass(ctx, sizes, final_state, recompute); });
   return {out[0], out[1]};
 }
 

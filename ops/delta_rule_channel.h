@@ -24,7 +24,7 @@
 //
 // Saves q, k, v, the gates, A [HV,B·T,C], the state before each chunk [chunks,HV,K,V] and V'
 // [HV,B·T,V]; on the GPU also P [HV,B·T,C], while the decayed operands b∘k∘γ, k∘τ and q∘γ of the
-// scans are made again in the backward pass.
+// scans are made again in the backward pass. options.recompute keeps the inputs only.
 #pragma once
 #include "ops/delta_rule.h"
 

@@ -175,6 +175,18 @@ TEST_P(GatedDeltaRule, B40ValueColumnsAreIndependentAndSummed) {
   }
 }
 
+// Keeping the inputs only changes what is saved and not a bit of what comes out.
+TEST_P(GatedDeltaRule, RecomputeGivesTheSameBits) {
+  for (const DType dtype : {DType::f32, low()}) {
+    GdnInputs in = gdn_inputs({.time = 150, .value_heads = 2, .key_dim = 64, .value_dim = 32});
+    const auto kept = fields(run(in, dtype, device()));
+    in.recompute = true;
+    const auto again = fields(run(in, dtype, device()));
+    for (size_t i = 0; i < kept.size(); ++i)
+      EXPECT_TRUE(bitwise_equal(kept[i], again[i])) << kGdnNames[i];
+  }
+}
+
 // FLA#1214: the state's gradient overflowed a 16-bit type. It is f32 here.
 TEST_P(GatedDeltaRule, B42LargeUpstreamGradient) {
   GdnInputs in = gdn_inputs({.time = 200, .key_dim = 32, .value_dim = 32});

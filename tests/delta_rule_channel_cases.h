@@ -23,6 +23,7 @@ struct ChannelInputs {
   double scale = 1;
   std::vector<int64_t> cu = {};
   int64_t chunk = 64;
+  bool recompute = false;
   bool kimi() const { return !w.defined(); }
 };
 struct ChannelShape {
@@ -69,7 +70,10 @@ inline ChannelInputs channel_inputs(DeltaGates gates, const ChannelShape& s, uin
 inline DeltaRuleOutput apply_channel(const ChannelInputs& in, const Var& q, const Var& k,
                                      const Var& v, const Var& g, const Var& b, const Var& w,
                                      const Var& h0, bool final_state) {
-  DeltaRuleOptions options{.scale = in.scale, .want_final_state = final_state, .chunk = in.chunk};
+  DeltaRuleOptions options{.scale = in.scale,
+                           .want_final_state = final_state,
+                           .chunk = in.chunk,
+                           .recompute = in.recompute};
   if (!in.cu.empty()) options.layout = SeqLayout::packed(in.cu, q.device());
   return in.kimi() ? kda(q, k, v, g, b, h0, options) : gdn2(q, k, v, g, b, w, h0, options);
 }
@@ -286,6 +290,18 @@ TEST_P(ChannelDeltaRule, B40ValueColumnsAreIndependentAndSummed) {
     const Tensor sum = a[i].clone();
     for (int64_t j = 0; j < sum.numel(); ++j) sum.data<double>()[j] += b[i].data<double>()[j];
     EXPECT_LE(relative_error(all[i], sum), 2e-6) << kChannelNames[i];
+  }
+}
+
+// Keeping the inputs only changes what is saved and not a bit of what comes out.
+TEST_P(ChannelDeltaRule, RecomputeGivesTheSameBits) {
+  for (const DType dtype : {DType::f32, low()}) {
+    ChannelInputs in = inputs({.time = 150, .value_heads = 2, .key_dim = 64, .value_dim = 32});
+    const ChannelResult kept = run_channel(in, dtype, device());
+    in.recompute = true;
+    const ChannelResult again = run_channel(in, dtype, device());
+    for (size_t i = 0; i < kept.size(); ++i)
+      if (kept[i].defined()) EXPECT_TRUE(bitwise_equal(kept[i], again[i])) << kChannelNames[i];
   }
 }
 

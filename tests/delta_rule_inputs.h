@@ -18,6 +18,7 @@ struct GdnInputs {
   double scale = 1;
   std::vector<int64_t> cu = {};
   int64_t chunk = 64;
+  bool recompute = false;
 };
 struct GdnShape {
   int64_t batch = 1, time = 1, heads = 1, value_heads = 1, key_dim = 16, value_dim = 16;
@@ -67,8 +68,11 @@ inline GdnResult run(const GdnInputs& in, DType dtype, Device device) {
   };
   const Var q = leaf(in.q, dtype), k = leaf(in.k, dtype), v = leaf(in.v, dtype);
   const Var g = leaf(in.g, gate), beta = leaf(in.beta, gate), h0 = leaf(in.h0, gate);
-  DeltaRuleOptions options{
-      .scale = in.scale, .want_final_state = in.dht.defined(), .layout = {}, .chunk = in.chunk};
+  DeltaRuleOptions options{.scale = in.scale,
+                           .want_final_state = in.dht.defined(),
+                           .layout = {},
+                           .chunk = in.chunk,
+                           .recompute = in.recompute};
   if (!in.cu.empty()) options.layout = SeqLayout::packed(in.cu, device);
   const DeltaRuleOutput out = gated_delta_rule(q, k, v, g, beta, h0, options);
   std::vector<Var> roots{out.o};

@@ -41,6 +41,17 @@ TEST(GatedDeltaRuleCpu, GradientOfTinyDecaysIsAccurate) {
   EXPECT_LE(relative_error(run(in, DType::f32, {}).dg, exact(in, DType::f32).dg), 1e-5);
 }
 
+TEST(GatedDeltaRuleCpu, RecomputeKeepsTheInputsOnly) {
+  const auto leaf = [](Shape shape) { return Var::leaf(Tensor::zeros(std::move(shape))); };
+  const Var q = leaf({1, 128, 1, 8}), k = leaf({1, 128, 1, 8}), v = leaf({1, 128, 1, 16});
+  const Var g = leaf({1, 128, 1}), beta = leaf({1, 128, 1});
+  const auto kept = [&](bool recompute) {
+    return saved_bytes(gated_delta_rule(q, k, v, g, beta, {}, {.recompute = recompute}).o);
+  };
+  EXPECT_EQ(kept(true), 4 * 128 * (8 + 8 + 16 + 1 + 1));
+  EXPECT_EQ(kept(false) - kept(true), 4 * (128 * 64 + 2 * 8 * 16 + 128 * 16));  // A, states, V'
+}
+
 TEST(GatedDeltaRuleCpu, CostOfTheReferenceShape) {
   const DeltaRuleSize s{.batch = 8, .time = 4096, .heads = 6, .value_heads = 6};
   DeltaRuleSize wide = s;
