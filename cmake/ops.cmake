@@ -31,8 +31,8 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp
   ops/delta_rule_channel_cpu.cpp ops/delta_rule_channel_cpu_bwd.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
-  cuda/delta_fast_bwd.cu cuda/delta_fast_channel.cu cuda/delta_fast_fwd.cu
-  cuda/delta_fast_channel_prepare.cu cuda/delta_fast_gradients.cu
+  cuda/delta_fast_bwd.cu cuda/delta_fast_channel.cu cuda/delta_fast_channel_gradients.cu
+  cuda/delta_fast_channel_prepare.cu cuda/delta_fast_fwd.cu cuda/delta_fast_gradients.cu
   cuda/delta_fast_prepare.cu cuda/delta_segments.cu
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu

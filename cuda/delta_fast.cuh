@@ -58,6 +58,33 @@ __device__ __forceinline__ void fetch_floats(float* s, const float* g, int count
     copy_async_or_zero(s + 4 * i, g + 4 * i, true);
 }
 
+// Where the 16 bytes of each of 256 threads lie in tiles [64,64]: rows r and r+32, columns c....
+struct TilePlace {
+  int r, c;
+
+  __device__ __forceinline__ TilePlace() : TilePlace(int(threadIdx.x)) {}
+  __device__ __forceinline__ explicit TilePlace(int thread) : r(thread / 8), c(thread % 8 * 8) {}
+  __device__ __forceinline__ void fetch(SwizzledTile& s, const bf16_t* g, int64_t stride, int rows,
+                                        int cols) const {
+    bf16_t* to = s.at(r, c);
+    const bf16_t* from = g + r * stride + c;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool valid = r + 32 * i < rows && c < cols;
+      copy_async_or_zero(to + 32 * i * 64, valid ? from + 32 * i * stride : g, valid);
+    }
+  }
+  __device__ __forceinline__ void store(bf16_t* g, int64_t stride, const SwizzledTile& s, int rows,
+                                        int cols) const {
+    const bf16_t* from = s.at(r, c);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      if (r + 32 * i < rows && c < cols)
+        store_word(reinterpret_cast<uint4*>(g + (r + 32 * i) * stride + c),
+                   *reinterpret_cast<const uint4*>(from + 32 * i * 64));
+  }
+};
+
 // Where a lane stands in the fragments: accumulators hold rows g, g+8 and columns 2c, 2c+1.
 struct Lane {
   int g, c;            // row, column pair

@@ -30,31 +30,6 @@ struct GradientShared {
   __device__ __forceinline__ float4* exchange() { return reinterpret_cast<float4*>(&stage[1]); }
 };
 
-// Where a thread's 16 bytes of tiles [64,64] lie: rows r and r+32, columns c....
-struct TilePlace {
-  int r = int(threadIdx.x) / 8, c = int(threadIdx.x) % 8 * 8;
-
-  __device__ __forceinline__ void fetch(SwizzledTile& s, const bf16_t* g, int64_t stride, int rows,
-                                        int cols) const {
-    bf16_t* to = s.at(r, c);
-    const bf16_t* from = g + r * stride + c;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool valid = r + 32 * i < rows && c < cols;
-      copy_async_or_zero(to + 32 * i * 64, valid ? from + 32 * i * stride : g, valid);
-    }
-  }
-  __device__ __forceinline__ void store(bf16_t* g, int64_t stride, const SwizzledTile& s, int rows,
-                                        int cols) const {
-    const bf16_t* from = s.at(r, c);
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      if (r + 32 * i < rows && c < cols)
-        store_word(reinterpret_cast<uint4*>(g + (r + 32 * i) * stride + c),
-                   *reinterpret_cast<const uint4*>(from + 32 * i * 64));
-  }
-};
-
 template <int SLABS>
 __device__ __forceinline__ void fetch_values(const FastBackward& p, Span span, int64_t chunk,
                                              int hv, int v0, ValueStage<SLABS>& s) {

@@ -139,5 +139,7 @@ void channel_fast_scan(const Channel<__nv_bfloat16>& p, __nv_bfloat16* o, float*
                        cudaStream_t stream);
 void channel_fast_reverse(const ChannelBackward<__nv_bfloat16>& p, Device device,
                           cudaStream_t stream);
+// Then the gradients of every chunk (delta_fast_channel_gradients.cu).
+void channel_fast_gradients(const ChannelBackward<__nv_bfloat16>& p, cudaStream_t stream);
 
 }  // namespace ebb::gpu::delta

@@ -193,8 +193,8 @@ struct GradientShared {
   float key_part[2 * kSubs][kSub];          // Σ_d k p over half of the channels
 };
 
-// One tile of 32 columns of V. TRANSPOSED: the states lie as [V,K].
-template <class T, bool TRANSPOSED>
+// One tile of 32 columns of V.
+template <class T>
 __device__ __forceinline__ void load_value_tiles(const Backward<T>& p, Span span, int64_t chunk,
                                                  int hv, int slab, int v0, ValueTiles<T>& s) {
   constexpr int ld_v = row_length<T>(kScanColumns);
@@ -204,16 +204,9 @@ __device__ __forceinline__ void load_value_tiles(const Backward<T>& p, Span span
             p.value_stride(), span.rows, cols);
   load_tile(s.x, ld_v, kTileRows, kScanColumns, p.x + at, p.value_dim, span.rows, cols);
   load_tile(s.values, ld_v, kTileRows, kScanColumns, p.values + at, p.value_dim, span.rows, cols);
-  if constexpr (TRANSPOSED) {
-    constexpr int ld = row_length<T>(64);
-    const int64_t state = p.state_at(chunk, hv) + int64_t(v0) * p.key_dim + 64 * slab;
-    load_tile(s.state, ld, kScanColumns, 64, p.states + state, p.key_dim, cols, width);
-    load_tile(s.dstate, ld, kScanColumns, 64, p.dstates + state, p.key_dim, cols, width);
-  } else {
-    const int64_t state = p.state_at(chunk, hv) + int64_t(64 * slab) * p.value_dim + v0;
-    load_tile(s.state, ld_v, kTileRows, kScanColumns, p.states + state, p.value_dim, width, cols);
-    load_tile(s.dstate, ld_v, kTileRows, kScanColumns, p.dstates + state, p.value_dim, width, cols);
-  }
+  const int64_t state = p.state_at(chunk, hv) + int64_t(64 * slab) * p.value_dim + v0;
+  load_tile(s.state, ld_v, kTileRows, kScanColumns, p.states + state, p.value_dim, width, cols);
+  load_tile(s.dstate, ld_v, kTileRows, kScanColumns, p.dstates + state, p.value_dim, width, cols);
 }
 
 // dv and dw of 32 columns of V, and v·X. A warp has rows w, w+8, ..., a lane one of the columns.
@@ -247,7 +240,7 @@ __device__ __forceinline__ void value_gradients(const Backward<T>& p, Span span,
 }
 
 // Step 1 of gradient_kernel: s.scores, s.rows, s.carry.
-template <class T, bool TRANSPOSED>
+template <class T>
 __device__ __forceinline__ void products(const Backward<T>& p, Span span, int64_t chunk, int hv,
                                          int slab, GradientShared<T>& s) {
   constexpr int ld_v = row_length<T>(kScanColumns);
@@ -255,36 +248,31 @@ __device__ __forceinline__ void products(const Backward<T>& p, Span span, int64_
   if (t < kTileRows) s.value_part[t] = 0.f;
   Accumulator<T, 64> dp, dm, q, b, k;
   dp.clear(), dm.clear(), q.clear(), b.clear(), k.clear();
-  constexpr Stored kStates = TRANSPOSED ? Stored::rows : Stored::columns;
-  constexpr int ld_s = TRANSPOSED ? row_length<T>(64) : ld_v;
-  // Of one channel, eight columns of 32.
-  const int channel = TRANSPOSED ? t & 63 : t >> 2, part = TRANSPOSED ? t >> 6 : t & 3;
+  const int channel = t >> 2, part = t & 3;  // of one channel, eight columns of 32
   float carry = 0;
   constexpr int kStages = GradientShared<T>::kStages;
-  load_value_tiles<T, TRANSPOSED>(p, span, chunk, hv, slab, 0, s.v[0]);
+  load_value_tiles(p, span, chunk, hv, slab, 0, s.v[0]);
   for (int v0 = 0, stage = 0; v0 < p.value_dim; v0 += kScanColumns, stage = (stage + 1) % kStages) {
     ValueTiles<T>& now = s.v[stage];
     const bool more = v0 + kScanColumns < p.value_dim;
     wait_copies();
     __syncthreads();
     if (more && kStages > 1)
-      load_value_tiles<T, TRANSPOSED>(p, span, chunk, hv, slab, v0 + kScanColumns,
-                                      s.v[(stage + 1) % kStages]);
+      load_value_tiles(p, span, chunk, hv, slab, v0 + kScanColumns, s.v[(stage + 1) % kStages]);
     multiply<Stored::rows, Stored::columns>(dp, now.d_o, ld_v, now.values, ld_v, kScanColumns);
     multiply<Stored::rows, Stored::columns>(dm, now.x, ld_v, now.values, ld_v, kScanColumns);
-    multiply<Stored::rows, kStates>(q, now.d_o, ld_v, now.state, ld_s, kScanColumns);
-    multiply<Stored::rows, kStates>(b, now.x, ld_v, now.state, ld_s, kScanColumns);
-    multiply<Stored::rows, kStates>(k, now.values, ld_v, now.dstate, ld_s, kScanColumns);
+    multiply<Stored::rows, Stored::columns>(q, now.d_o, ld_v, now.state, ld_v, kScanColumns);
+    multiply<Stored::rows, Stored::columns>(b, now.x, ld_v, now.state, ld_v, kScanColumns);
+    multiply<Stored::rows, Stored::columns>(k, now.values, ld_v, now.dstate, ld_v, kScanColumns);
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const int column = part + 4 * e;
-      const int at = TRANSPOSED ? column * ld_s + channel : channel * ld_s + column;
+      const int at = channel * ld_v + part + 4 * e;
       carry += to_float(now.state[at]) * to_float(now.dstate[at]);
     }
     if (slab == 0) value_gradients(p, span, hv, v0, now.x, s.value_part);
     if (more && kStages == 1) {
       __syncthreads();
-      load_value_tiles<T, TRANSPOSED>(p, span, chunk, hv, slab, v0 + kScanColumns, now);
+      load_value_tiles(p, span, chunk, hv, slab, v0 + kScanColumns, now);
     }
   }
   __syncthreads();
@@ -497,7 +485,7 @@ __device__ __forceinline__ void write_own(const Backward<T>& p, Span span, int h
 // D V', <S, D>; dv, dw. Then every thread has its channel's 16 rows in registers, in f32: 2 the
 // gradients through the states; 3 inside its sub-chunk; 4 of what it reads of earlier ones; 5 of
 // what later ones read of it; 6 dg from the terms that cross each token; all written.
-template <class T, bool TRANSPOSED>
+template <class T>
 __global__ void __launch_bounds__(kTileThreads) gradient_kernel(Backward<T> p) {
   auto& s = dynamic_shared<GradientShared<T>>();
   const int64_t slabs = (p.key_dim + 63) / 64;
@@ -506,7 +494,7 @@ __global__ void __launch_bounds__(kTileThreads) gradient_kernel(Backward<T> p) {
     const int64_t chunk = item / slabs / p.value_heads;
     const Span span = span_of(p, chunk);
     if (span.rows == 0) return;
-    products<T, TRANSPOSED>(p, span, chunk, hv, slab, s);
+    products(p, span, chunk, hv, slab, s);
     Own x;
     own_rows(p, span, hv, slab, s, x);
     inside_sub_chunk(s, x);
@@ -577,7 +565,7 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
       if (fast) {
         channel_fast_prepare(p, Prepare::operands, stream);
         channel_fast_reverse(p, device, stream);
-        launch_tiles<GradientShared<T>>(gradient_kernel<T, true>, p.chunks * hv * slabs, stream, p);
+        channel_fast_gradients(p, stream);
         return;
       }
     prepare<T>(p, Prepare::operands, stream);
@@ -586,7 +574,7 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
       launch_tiles<ReverseShared<T, SLABS>>(reverse_kernel<T, SLABS>,
                                             scan_blocks(p.sequences, hv, v), stream, p);
     });
-    launch_tiles<GradientShared<T>>(gradient_kernel<T, false>, p.chunks * hv * slabs, stream, p);
+    launch_tiles<GradientShared<T>>(gradient_kernel<T>, p.chunks * hv * slabs, stream, p);
   });
   if (dq_terms) sum_groups(dq_terms, grads.dq, group);
   if (dk_terms) sum_groups(dk_terms, grads.dk, group);

@@ -1,0 +1,156 @@
+// What delta_fast_channel_gradients.cu keeps in shared memory for one chunk, head and slab of 64
+// channels, how it gets there, and the gradients of v and w, which need no decay.
+#pragma once
+#include "cuda/delta_fragments.cuh"
+#include "cuda/delta_rule_channel.cuh"
+
+namespace ebb::gpu::delta {
+
+using FastChannelBackward = ChannelBackward<bf16_t>;
+
+// f32 [64 times, 64 channels], read where lanes hold accumulators [channels, times]: channel c of
+// time t lies at c ^ 8·(t/2 mod 4), so that the 32 values of a warp are in 32 banks.
+struct alignas(16) FloatTile {
+  float s[64 * 64];
+
+  __device__ __forceinline__ float* at(int t, int c) {
+    return s + t * 64 + (c ^ ((t >> 1) & 3) << 3);
+  }
+  // By 256 threads; zeros around the chunk and the slab.
+  __device__ __forceinline__ void fetch(const float* g, int64_t stride, int rows, int cols) {
+    const int r = int(threadIdx.x) / 16, c = int(threadIdx.x) % 16 * 4;
+    float* to = at(r, c);
+    const float* from = g + r * stride + c;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const bool valid = r + 16 * i < rows && c < cols;
+      copy_async_or_zero(to + 16 * i * 64, valid ? from + 16 * i * stride : g, valid);
+    }
+  }
+};
+
+// What a block works on: a chunk, a head, 64 channels.
+struct ChannelItem {
+  Span span;
+  int64_t chunk;
+  int hv, slab;
+
+  __device__ __forceinline__ ChannelItem(const FastChannelBackward& p, int64_t index) {
+    const int64_t slabs = (p.key_dim + 63) / 64;
+    slab = int(index % slabs);
+    hv = int(index / slabs % p.value_heads);
+    chunk = index / slabs / p.value_heads;
+    span = span_of(p, chunk);
+  }
+  // Of the slab's first channel.
+  __device__ __forceinline__ int64_t key_at(const FastChannelBackward& p) const {
+    return p.key_at(span.first, hv) + 64 * slab;
+  }
+  __device__ __forceinline__ int64_t gate_at(const FastChannelBackward& p) const {
+    return p.gate_at(span.first, hv) + 64 * slab;
+  }
+  __device__ __forceinline__ int channels(const FastChannelBackward& p) const {
+    return p.key_dim - 64 * slab;  // more than 64 where another slab follows
+  }
+};
+
+struct ChannelStage {                          // 64 columns of V
+  SwizzledTile d_o, x, values, state, dstate;  // the states as [V,K]
+};
+// After the products with V. Times are in groups of 8; [warp][group]: the 16 channels of a warp.
+struct ChannelScores {
+  SwizzledTile dp, dm;                    // dP, dM below the diagonal [i,j]
+  float4 head[4][8][32], tail[4][8][32];  // decay from a group's start through t; from t on to its
+                                          // end; by lane, as accumulators
+  FloatTile erase;                        // b, where it is a gate by channel
+  float2 total[4][8][8];                  // of a group, of channels g and g+8
+  float beta[64];                         // b, where it is not
+  float diagonal[64];                     // dP_tt
+  float2 below[32];                       // dP_ij, dM_ij of i = 2m+1, j = 2m
+  float carry[64];                        // <S, D> by channel
+  float value_part[64], key_part[4][64];  // of dβ: v·X; k·p over a warp's channels
+  ChannelItem item;                       // here, so that it takes no registers
+};
+struct ChannelShared {
+  union {
+    ChannelStage stage[2];
+    ChannelScores now;
+  };
+  SwizzledTile q, k;  // at the end dq, dk
+  FloatTile g;        // then e^g
+};
+static_assert(sizeof(ChannelScores) <= 2 * sizeof(ChannelStage));
+static_assert(2 * (sizeof(ChannelShared) + 1024) <= 228 * 1024);  // two blocks per multiprocessor
+
+__device__ __forceinline__ void fetch_values(const FastChannelBackward& p, const ChannelItem& item,
+                                             int v0, ChannelStage& s) {
+  const TilePlace at;
+  const Span span = item.span;
+  const int cols = p.value_dim - v0, keys = item.channels(p);
+  const int64_t row = p.row_at(span.first, item.hv) * p.value_dim + v0;
+  const int64_t state = p.state_at(item.chunk, item.hv) + int64_t(v0) * p.key_dim + 64 * item.slab;
+  at.fetch(s.d_o, p.d_o + p.value_at(span.first, item.hv) + v0, p.value_stride(), span.rows, cols);
+  at.fetch(s.values, p.values + row, p.value_dim, span.rows, cols);
+  at.fetch(s.x, p.x + row, p.value_dim, span.rows, cols);
+  at.fetch(s.state, p.states + state, p.key_dim, cols, keys);
+  at.fetch(s.dstate, p.dstates + state, p.key_dim, cols, keys);
+}
+// Two stages, each a group of copies; nothing where V ends.
+__device__ __forceinline__ void fetch_stages(const FastChannelBackward& p, const ChannelItem& item,
+                                             int v0, ChannelShared& s) {
+  fetch_values(p, item, v0, s.stage[0]);
+  commit_copies();
+  if (v0 + 64 < p.value_dim) fetch_values(p, item, v0 + 64, s.stage[1]);
+}
+__device__ __forceinline__ void fetch_keys(const FastChannelBackward& p, const ChannelItem& item,
+                                           ChannelShared& s) {
+  const TilePlace at;
+  at.fetch(s.q, p.q + item.key_at(p), p.key_stride(), item.span.rows, item.channels(p));
+  at.fetch(s.k, p.k + item.key_at(p), p.key_stride(), item.span.rows, item.channels(p));
+  s.g.fetch(p.g + item.gate_at(p), p.gate_stride(), item.span.rows, item.channels(p));
+}
+
+// By 128 threads: dv = w∘X and dw = v∘X of 64 columns of V; sums[i] grows by the thread's part of
+// v·X of row t/8 + 16 i.
+template <bool GATED>
+__device__ __forceinline__ void value_gradients(const FastChannelBackward& p, Span span, int hv,
+                                                int v0, const SwizzledTile& s_x, float (&sums)[4]) {
+  constexpr int kAtOnce = GATED ? 1 : 2;  // registers are scarce here
+  const int r0 = int(threadIdx.x) / 8, c = int(threadIdx.x) % 8 * 8;
+  if (v0 + c >= p.value_dim) return;
+#pragma unroll
+  for (int i0 = 0; i0 < 4; i0 += kAtOnce) {
+    Pack<bf16_t, 8> v[kAtOnce];
+    float w[kAtOnce][GATED ? 8 : 1];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int64_t token = span.first + r0 + 16 * (i0 + i);
+      if (r0 + 16 * (i0 + i) >= span.rows) continue;
+      const int64_t at = p.value_at(token, hv) + v0 + c;
+      v[i] = load_raw<bf16_t, 8>(p.v + at);
+      if constexpr (GATED)
+        load_pack(w[i], p.write + at);
+      else
+        w[i][0] = p.beta[token * p.value_heads + hv];
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int r = r0 + 16 * (i0 + i);
+      if (r >= span.rows) continue;
+      const int64_t at = p.value_at(span.first + r, hv) + v0 + c;
+      float x[8], y[8], dv[8];
+      load_pack(x, s_x.at(r, c));
+      unpack(y, v[i]);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        dv[e] = w[i][GATED ? e : 0] * x[e];
+        y[e] *= x[e];
+        sums[i0 + i] += y[e];
+      }
+      if (p.dv) store_pack(p.dv + at, dv);
+      if (GATED && p.dwrite) store_pack(p.dwrite + at, y);
+    }
+  }
+}
+
+}  // namespace ebb::gpu::delta
