@@ -525,23 +525,31 @@ void sum_slabs(const Tensor& parts, const Tensor& out) {
   check_launch();
 }
 
+// 16-byte copies read it.
+Tensor aligned(const Tensor& t) {
+  return t.defined() && reinterpret_cast<uintptr_t>(t.raw()) % 16 ? t.clone() : t;
+}
+
 }  // namespace
 }  // namespace ebb::gpu::delta
 
 namespace ebb::gpu {
 
-void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved,
-                            const Tensor& dense_d_o, const Tensor& dht,
+void channel_delta_rule_bwd(const DeltaRuleProblem& given, const DeltaRuleSaved& saved,
+                            const Tensor& given_d_o, const Tensor& dht,
                             const DeltaRuleGradients& grads) {
   using namespace delta;
+  const bool fast = saved.gates.defined();  // the states lie as [V,K]
+  DeltaRuleProblem problem = given;
+  Tensor d_o = given_d_o;
+  if (fast)
+    for (Tensor* t : {&problem.q, &problem.k, &problem.g, &problem.erase, &problem.write, &d_o})
+      *t = aligned(*t);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t hv = problem.value_heads(), k = problem.key_dim(), v = problem.value_dim();
   const int64_t tokens = problem.batch() * problem.time(), slabs = ceil_div(k, 64);
   const int group = int(hv / problem.heads());
-  const bool fast = saved.gates.defined();  // the states lie as [V,K]
-  const bool aligned = reinterpret_cast<uintptr_t>(dense_d_o.raw()) % 16 == 0;
-  const Tensor d_o = fast && !aligned ? dense_d_o.clone() : dense_d_o;
   const Tensor x = Tensor::empty(saved.values.shape(), dtype, device);
   const Tensor dstates = Tensor::empty(saved.states.shape(), dtype, device);
   const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);

@@ -8,6 +8,8 @@ namespace ebb::gpu::delta {
 
 using FastChannelBackward = ChannelBackward<bf16_t>;
 
+inline constexpr int kGradientThreads = 256;
+
 // f32 [64 times, 64 channels], read where lanes hold accumulators [channels, times]: channel c of
 // time t lies at c ^ 8·(t/2 mod 4), so that the 32 values of a warp are in 32 banks.
 struct alignas(16) FloatTile {
@@ -35,11 +37,11 @@ struct ChannelItem {
   int64_t chunk;
   int hv, slab;
 
-  __device__ __forceinline__ ChannelItem(const FastChannelBackward& p, int64_t index) {
-    const int64_t slabs = (p.key_dim + 63) / 64;
-    slab = int(index % slabs);
-    hv = int(index / slabs % p.value_heads);
-    chunk = index / slabs / p.value_heads;
+  // Of block (head and slab, chunk − first).
+  __device__ __forceinline__ ChannelItem(const FastChannelBackward& p, int64_t first, unsigned x,
+                                         unsigned y) {
+    const int second = p.key_dim > 64;  // K <= 128
+    chunk = first + y, hv = int(x) >> second, slab = int(x) & second;
     span = span_of(p, chunk);
   }
   // Of the slab's first channel.

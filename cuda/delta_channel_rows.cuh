@@ -1,0 +1,278 @@
+// The half of delta_fast_channel_gradients.cu that owns the rows of the scores: dq and p, the
+// gradient of b∘k.
+#pragma once
+#include "cuda/delta_channel_warp.cuh"
+
+namespace ebb::gpu::delta {
+
+// 1 over tiles of V: S dO, S X; dv and dw.
+struct RowProducts {
+  float dq[8][4], db[8][4];  // db: p
+  float sums[4] = {};        // v·X
+
+  __device__ __forceinline__ RowProducts() {
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dq[n][e] = db[n][e] = 0.f;
+  }
+  __device__ __forceinline__ void settle_all() { settle(dq), settle(db); }
+  template <bool GATED>
+  __device__ __forceinline__ void values(const FastChannelBackward& p, const ChannelItem& item,
+                                         const ChannelStage& stage, int v0) {
+    const int warp = int(threadIdx.x) >> 5;
+    warpgroup_begin();
+    multiply_tiles<false, Inner::first, Inner::last>(dq, stage.state, stage.d_o, warp);
+    multiply_tiles<false, Inner::first, Inner::last>(db, stage.state, stage.x, warp);
+    warpgroup_commit();
+    if (item.slab == 0 && (p.dv || p.dwrite || p.dbeta))
+      value_gradients<GATED>(p, item.span, item.hv, v0, stage.x, sums);
+  }
+};
+
+// 2 the decays. 3 dq and p through the state. 4 the tree. 5 dq, db, dg out.
+template <bool GATED>
+struct RowGradients : WarpChannels<GATED> {
+  using Base = WarpChannels<GATED>;
+  using Base::c, Base::g, Base::lane, Base::odd_pair, Base::p, Base::s, Base::second_half,
+      Base::warp;
+  float (&dq)[8][4];
+  float (&db)[8][4];
+  float dg[8][4] = {};    // first, in [0] and [2], what later groups add to all of the group
+  unsigned packed[8][2];  // dq
+
+  __device__ __forceinline__ RowGradients(const FastChannelBackward& p, ChannelShared& s,
+                                          RowProducts& x)
+      : Base{p, s, thread_again()}, dq(x.dq), db(x.db) {}
+
+  // Step 2; in place of g its exponentials.
+  __device__ __forceinline__ void prepare(const float (&sums)[4], float beta) {
+    constexpr float kLog2E = 1.4426950408889634f;
+    const int t = this->thread;
+    if (!GATED && t < 64) s.now.beta[t] = beta;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float sum = sums[i] + from_lane(sums[i], 1);
+      sum += from_lane(sum, 2);
+      sum += from_lane(sum, 4);
+      if (t % 8 == 0) s.now.value_part[t / 8 + 16 * i] = sum;
+    }
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      float head[4], tail[4], total[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float *first = this->at(s.g, n, 2 * half), *second = this->at(s.g, n, 2 * half + 1);
+        const float a = exp2_fast(*first * kLog2E), b = exp2_fast(*second * kLog2E);
+        *first = a, *second = b;
+        const float two = a * b, next = from_lane(two, 1), four = two * next;
+        const float rest = from_lane(four, 2);
+        const float before = (odd_pair ? next : 1.f) * (second_half ? rest : 1.f);
+        const float after = (odd_pair ? 1.f : next) * (second_half ? 1.f : rest);
+        head[2 * half] = a * before, head[2 * half + 1] = two * before;
+        tail[2 * half] = b * after, tail[2 * half + 1] = after;
+        total[half] = four * rest;
+      }
+      s.now.head[warp][n][lane] = {head[0], head[1], head[2], head[3]};
+      s.now.tail[warp][n][lane] = {tail[0], tail[1], tail[2], tail[3]};
+      if (c == 0) s.now.total[warp][n][g] = {total[0], total[1]};
+    }
+  }
+  // Step 3.
+  __device__ __forceinline__ void through_state() {
+    float before[2] = {1.f, 1.f}, f[4];
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      this->head(f, n);
+      this->scale(f, before);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dq[n][e] *= p.scale * f[e], db[n][e] *= -f[e];
+      this->times_total(before, n);
+    }
+  }
+
+  // z of the sums so far: of a time; of the lane's two times of each channel.
+  __device__ __forceinline__ float term(const float (&q)[4], const float (&b)[4], int n,
+                                        int e) const {
+    return q[e] * dq[n][e] + b[e] * db[n][e];
+  }
+  __device__ __forceinline__ void add_terms(float (&sum)[2], int n) const {
+    float q[4], k[4], b[4];
+    this->group(q, s.q, n);
+    this->group(k, s.k, n);
+    this->erase(b, n);
+    this->multiply(b, k);
+    sum[0] += term(q, b, n, 0) + term(q, b, n, 1);
+    sum[1] += term(q, b, n, 2) + term(q, b, n, 3);
+  }
+  // Of a block of 2·HALF groups, z of the upper half for the lower one's part of dg.
+  template <int HALF>
+  __device__ __forceinline__ void terms_of_upper(int first) {
+    float sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) add_terms(sum, first + HALF + i);
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) dg[first + i][0] += sum[0], dg[first + i][2] += sum[1];
+  }
+  // What the upper half of the block reads of the lower one.
+  template <int HALF>
+  __device__ __forceinline__ void level(int first) {
+    float f[HALF][2];
+    unsigned a[HALF / 2][4];
+    this->template totals_after<HALF>(f, first);
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) {
+      float k[4], decay[4];
+      this->group(k, s.k, first + i);
+      this->tail(decay, first + i);
+      this->scale(decay, f[i]);
+      this->pack(a[i / 2] + i % 2 * 2, k, decay);
+    }
+    this->template totals_before<HALF>(f, first + HALF);
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) {
+      const int n = first + HALF + i;
+      float q[4] = {}, b[4] = {}, decay[4];
+#pragma unroll
+      for (int j = 0; j < HALF / 2; ++j) {
+        unsigned r[4];
+        this->rows_of_scores(r, n, first + 2 * j);
+        mma(q, a[j], r[0], r[1]);
+        mma(b, a[j], r[2], r[3]);
+      }
+      this->head(decay, n);
+      this->scale(decay, f[i]);
+      this->add_product(dq[n], decay, q);
+      this->add_product(db[n], decay, b);
+    }
+  }
+  // The same for groups n and n+1, and inside each.
+  __device__ __forceinline__ void pair(int n) {
+    terms_of_upper<1>(n);
+    float k[4], decay[4];
+    unsigned r[4];
+    this->group(k, s.k, n);
+    this->tail(decay, n);
+    this->rows_of_scores(r, n + 1, n);
+    read(n + 1, k, decay, r[0], r[2], [&](float(&x)[4]) { this->head(x, n + 1); });
+    inside(n);
+    inside(n + 1);
+  }
+  // Group n reads keys of a group by blocks dp, dm; decay_to: from there to the times of n.
+  template <class F>
+  __device__ __forceinline__ void read(int n, const float (&k)[4], const float (&decay)[4],
+                                       unsigned dp, unsigned dm, F&& decay_to) {
+    unsigned a[2];
+    this->pack(a, k, decay);
+    float q[4] = {}, b[4] = {}, to[4];
+    mma_k8(q, a[0], a[1], dp);
+    mma_k8(b, a[0], a[1], dm);
+    decay_to(to);
+    this->add_product(dq[n], to, q);
+    this->add_product(db[n], to, b);
+  }
+  // The last three levels, in group n, and the diagonal.
+  __device__ __forceinline__ void inside(int n) {
+    const GroupDecays decays(*this, n);
+    unsigned r[4];
+    this->rows_of_scores(r, n, n & ~1);
+    const unsigned dp = r[n % 2], dm = r[2 + n % 2];  // [j,i]
+    const bool in8 = g >= 4 && c < 2, in4 = (g & 2) && c == (g >> 2) * 2;
+    float q[4], k[4], e[4], b[4], decay[4], later[2];
+    this->group(q, s.q, n);
+    this->group(k, s.k, n);
+    this->erase(e, n);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) b[i] = e[i] * k[i];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // from later groups; the second half to the first
+      const float groups = dg[n][2 * half] + from_lane(dg[n][2 * half], 1);
+      float own = term(q, b, n, 2 * half) + term(q, b, n, 2 * half + 1);
+      own += from_lane(own, 1);
+      later[half] = groups + from_lane(second_half ? groups + own : groups, 2);
+    }
+    const auto same = [&](float(&x)[4]) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = decay[i];
+    };
+    decays.by8(decay, c);
+    read(n, k, decay, in8 ? dp : 0u, in8 ? dm : 0u, same);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float own = term(q, b, n, 2 * half) + term(q, b, n, 2 * half + 1);
+      const float other = from_lane(own, 1);
+      later[half] += odd_pair ? 0.f : other;
+    }
+    decays.by4(decay, odd_pair);
+    read(n, k, decay, in4 ? dp : 0u, in4 ? dm : 0u, same);
+    const float2 below = s.now.below[4 * n + c];
+    const float2 diagonal = *reinterpret_cast<const float2*>(s.now.diagonal + 8 * n + 2 * c);
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {  // the pair of the lane's two times
+      dg[n][i] = later[i / 2] + term(q, b, n, i) + term(q, b, n, i + 1);
+      const float key = decays.alpha[i + 1] * k[i];
+      dq[n][i + 1] += below.x * key, db[n][i + 1] += below.y * key;
+      dg[n][i + 1] = later[i / 2] + term(q, b, n, i + 1);
+      dq[n][i] += diagonal.x * k[i], dq[n][i + 1] += diagonal.y * k[i + 1];
+    }
+    finish(n, e, k);
+  }
+  // What is known of group n goes out; db becomes b∘p, for the other warps.
+  __device__ __forceinline__ void finish(int n, const float (&erase)[4], const float (&k)[4]) {
+    if (p.dq_terms) this->write(p.dq_terms, dq[n], n);
+    packed[n][0] = pack_bf16(dq[n][0], dq[n][1]), packed[n][1] = pack_bf16(dq[n][2], dq[n][3]);
+    float product[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) product[e] = k[e] * db[n][e];
+    if (GATED && p.derase) this->write(p.derase, product, n);
+    if (!GATED && p.dbeta) sum_key_part(product, n);
+    this->multiply(db[n], erase);
+  }
+  // Of group n, Σ over the warp's channels of x = k·p.
+  __device__ __forceinline__ void sum_key_part(const float (&x)[4], int n) const {
+    const bool upper = lane & 16;
+    const float first = x[0] + x[2], second = x[1] + x[3];
+    float sum = (upper ? second : first) + from_lane(upper ? first : second, 16);
+    sum += from_lane(sum, 8);
+    sum += from_lane(sum, 4);
+    if ((lane & 12) == 0) s.now.key_part[warp][8 * n + 2 * c + upper] = sum;
+  }
+  __device__ __forceinline__ void hand_over(int n) const {
+    this->from_rows(n) = {db[n][0], db[n][1], db[n][2], db[n][3]};
+  }
+
+  // The lower half of the chunk first, which is then done with: nothing reads its sums.
+  __device__ __forceinline__ void tree() {
+    through_state();
+    terms_of_upper<4>(0);
+    terms_of_upper<2>(0);
+    level<2>(0);
+    pair(0);
+    pair(2);
+    level<4>(0);
+    terms_of_upper<2>(4);
+    level<2>(4);
+    __syncthreads();  // the decays that from_rows() lies over are used up
+#pragma unroll
+    for (int n = 0; n < 4; ++n) hand_over(n);
+    pair(4);
+    pair(6);
+#pragma unroll
+    for (int n = 4; n < 8; ++n) hand_over(n);
+    __syncthreads();
+  }
+  __device__ __forceinline__ void put_tile() { this->put(s.q, packed); }
+  __device__ __forceinline__ void last() {
+    if (!p.dg) return;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      float other[4];
+      this->spread(other, this->from_columns(n));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dg[n][e] += other[e];
+      this->write(p.dg, dg[n], n);
+    }
+  }
+};
+
+}  // namespace ebb::gpu::delta
