@@ -1,7 +1,8 @@
 // Delta rule with a decay per channel, backward, in four kernels: 1 the operands of every chunk
 // again (delta_rule_channel.cu), 2 the gradient of V' inside each chunk, 3 the scan from the last
 // chunk to the first, 4 the gradients of every chunk and slab of K; with grouped heads or more than
-// one slab 5, their sums. Equations of ops/delta_rule_channel_cpu_bwd.cpp.
+// one slab 5, their sums. Equations of ops/delta_rule_channel_cpu_bwd.cpp. In bf16, where
+// channel_fast_path() says so, the kernels of delta_fast_channel*.cu.
 #include "cuda/delta_rule_channel.cuh"
 
 namespace ebb::gpu::delta {
@@ -525,31 +526,23 @@ void sum_slabs(const Tensor& parts, const Tensor& out) {
   check_launch();
 }
 
-// 16-byte copies read it.
-Tensor aligned(const Tensor& t) {
-  return t.defined() && reinterpret_cast<uintptr_t>(t.raw()) % 16 ? t.clone() : t;
-}
-
 }  // namespace
 }  // namespace ebb::gpu::delta
 
 namespace ebb::gpu {
 
-void channel_delta_rule_bwd(const DeltaRuleProblem& given, const DeltaRuleSaved& saved,
-                            const Tensor& given_d_o, const Tensor& dht,
+void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved,
+                            const Tensor& dense_d_o, const Tensor& dht,
                             const DeltaRuleGradients& grads) {
   using namespace delta;
-  const bool fast = saved.gates.defined();  // the states lie as [V,K]
-  DeltaRuleProblem problem = given;
-  Tensor d_o = given_d_o;
-  if (fast)
-    for (Tensor* t : {&problem.q, &problem.k, &problem.g, &problem.erase, &problem.write, &d_o})
-      *t = aligned(*t);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t hv = problem.value_heads(), k = problem.key_dim(), v = problem.value_dim();
   const int64_t tokens = problem.batch() * problem.time(), slabs = ceil_div(k, 64);
   const int group = int(hv / problem.heads());
+  const bool fast = saved.gates.defined();  // the states lie as [V,K]
+  const bool aligned = reinterpret_cast<uintptr_t>(dense_d_o.raw()) % 16 == 0;
+  const Tensor d_o = fast && !aligned ? dense_d_o.clone() : dense_d_o;
   const Tensor x = Tensor::empty(saved.values.shape(), dtype, device);
   const Tensor dstates = Tensor::empty(saved.states.shape(), dtype, device);
   const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
