@@ -24,7 +24,8 @@ struct Step {
   int64_t batch;
 };
 
-// Sums over the kGroups threads of a column, in order; the same values in each.
+// Sums over the kGroups threads of a column, in order; the same values in each. s is free again
+// after the block's next barrier.
 template <int V>
 __device__ __forceinline__ void sum_columns(float (&x)[V], float (*s)[kLanes][V]) {
 #pragma unroll
@@ -36,80 +37,86 @@ __device__ __forceinline__ void sum_columns(float (&x)[V], float (*s)[kLanes][V]
   for (int y = 0; y < kGroups; ++y)
 #pragma unroll
     for (int e = 0; e < V; ++e) x[e] += s[y][threadIdx.x][e];
-  __syncthreads();
 }
 
-// Item (batch, value head, 32·V columns), block (32,8): thread (x,y) holds rows y, y+8, ... of V
-// columns in registers, ROWS of them. 1 read S; α = e^g, q, k, b∘k∘α. 2 u = w∘v − Sᵀ(b∘k∘α).
-// 3 S = α∘S + k uᵀ, written; o = scale Sᵀq.
-template <class T, int ROWS, int V>
-__global__ void __launch_bounds__(kLanes* kGroups) step_kernel(Step<T> p) {
-  __shared__ float s_alpha[256], s_erase[256], s_k[256], s_q[256];
-  __shared__ __align__(16) float s_sum[kGroups][kLanes][V];
-  constexpr int kColumns = kLanes * V;
-  const int64_t tiles = (p.value_dim + kColumns - 1) / kColumns;
-  const int thread = int(threadIdx.y) * kLanes + int(threadIdx.x);
-  for (int64_t item = blockIdx.x; item < p.batch * p.value_heads * tiles; item += gridDim.x) {
-    const int64_t head = item / tiles;  // of all sequences
+// What a row of the state needs; lane i holds it for row y+8i of its warp.
+struct RowFactors {
+  float alpha = 0, erase = 0, k = 0, q = 0;  // e^g; b∘k∘e^g
+
+  template <class T>
+  __device__ __forceinline__ RowFactors(const Step<T>& p, int64_t head, int r, float beta) {
+    if (r >= p.key_dim) return;
     const int64_t key =
         (head / p.value_heads * p.heads + head % p.value_heads / (p.value_heads / p.heads)) *
         p.key_dim;
+    const int64_t gate = head * p.key_dim + r;
+    const float g = p.g[p.by_channel ? gate : head];
+    k = to_float(p.k[key + r]), q = to_float(p.q[key + r]);
+    if (g > 0.f) *p.positive_decay = 1;
+    alpha = expf(g);
+    erase = (p.erase ? p.erase[gate] : beta) * k * alpha;
+  }
+};
+__device__ __forceinline__ float of_row(float x, int i) { return __shfl_sync(0xffffffffu, x, i); }
+
+// Item (batch, value head, 32·V columns), block (32,8): warp y holds rows y, y+8, ... of the state
+// in registers, ROWS of them, a lane V columns. 1 read S. 2 u = w∘v − Sᵀ(b∘k∘α). 3 S = α∘S + k uᵀ,
+// written; o = scale Sᵀq.
+template <class T, int ROWS, int V>
+__global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1) step_kernel(Step<T> p) {
+  __shared__ __align__(16) float s_read[kGroups][kLanes][V], s_out[kGroups][kLanes][V];
+  constexpr int kColumns = kLanes * V;
+  const int64_t tiles = (p.value_dim + kColumns - 1) / kColumns;
+  const int first = int(threadIdx.y);
+  for (int64_t item = blockIdx.x; item < p.batch * p.value_heads * tiles; item += gridDim.x) {
+    const int64_t head = item / tiles;  // of all sequences
     const int column = int(item % tiles) * kColumns + V * int(threadIdx.x);
     const bool inside = column < p.value_dim;
-    float* state = p.state + head * p.key_dim * p.value_dim + column;
+    float* state = p.state + (head * p.key_dim + first) * p.value_dim + column;
+    const int64_t step = int64_t(kGroups) * p.value_dim;
     Pack<float, V> r_s[ROWS];  // 1
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-      const int r = int(threadIdx.y) + kGroups * i;
       r_s[i] = {};
-      if (inside && r < p.key_dim) r_s[i] = load_raw<float, V>(state + int64_t(r) * p.value_dim);
-    }
-    const int64_t value = head * p.value_dim + column;
-    float v[V] = {}, w[V] = {};
-    if (inside) {
-      load_pack(v, p.v + value);
-      if (p.write) load_pack(w, p.write + value);
+      if (inside && first + kGroups * i < p.key_dim) r_s[i] = load_raw<float, V>(state + step * i);
     }
     const float beta = p.beta ? p.beta[head] : 0.f;
-    if (thread < p.key_dim) {
-      const int64_t gate = head * p.key_dim + thread;
-      const float k = to_float(p.k[key + thread]), g = p.g[p.by_channel ? gate : head];
-      const float alpha = expf(g);
-      if (g > 0.f) *p.positive_decay = 1;
-      s_k[thread] = k;
-      s_q[thread] = to_float(p.q[key + thread]);
-      s_alpha[thread] = alpha;
-      s_erase[thread] = (p.erase ? p.erase[gate] : beta) * k * alpha;
+    const RowFactors row(p, head, first + kGroups * int(threadIdx.x), beta);
+    const int64_t value = head * p.value_dim + column;
+    float v[V] = {};  // w∘v
+    if (inside) {
+      load_pack(v, p.v + value);
+      float w[V];
+      if (p.write) load_pack(w, p.write + value);
+#pragma unroll
+      for (int e = 0; e < V; ++e) v[e] *= p.write ? w[e] : beta;
     }
-    __syncthreads();
     float u[V] = {};  // 2
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-      const int r = int(threadIdx.y) + kGroups * i;
+      const float erase = of_row(row.erase, i);
 #pragma unroll
-      for (int e = 0; e < V; ++e)
-        if (r < p.key_dim) u[e] += s_erase[r] * r_s[i].v[e];
+      for (int e = 0; e < V; ++e) u[e] += erase * r_s[i].v[e];
     }
-    sum_columns<V>(u, s_sum);
+    sum_columns<V>(u, s_read);
 #pragma unroll
-    for (int e = 0; e < V; ++e) u[e] = (p.write ? w[e] : beta) * v[e] - u[e];
+    for (int e = 0; e < V; ++e) u[e] = v[e] - u[e];
     float out[V] = {};  // 3
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-      const int r = int(threadIdx.y) + kGroups * i;
-      if (r >= p.key_dim) continue;
+      const float alpha = of_row(row.alpha, i), k = of_row(row.k, i), q = of_row(row.q, i);
       float next[V];
 #pragma unroll
       for (int e = 0; e < V; ++e) {
-        next[e] = s_alpha[r] * r_s[i].v[e] + s_k[r] * u[e];
-        out[e] += s_q[r] * next[e];
+        next[e] = alpha * r_s[i].v[e] + k * u[e];
+        out[e] += q * next[e];
       }
-      if (inside) store_pack(state + int64_t(r) * p.value_dim, next);
+      if (inside && first + kGroups * i < p.key_dim) store_pack(state + step * i, next);
     }
-    sum_columns<V>(out, s_sum);
+    sum_columns<V>(out, s_out);
 #pragma unroll
     for (int e = 0; e < V; ++e) out[e] *= p.scale;
-    if (inside && threadIdx.y == 0) store_pack(p.o + value, out);
+    if (inside && first == 0) store_pack(p.o + value, out);
   }
 }
 
