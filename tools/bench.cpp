@@ -98,6 +98,7 @@ class RowRunner {
     RowMemory m;
     for (const Var& v : in_[0]) m.tensors += v.value().nbytes();
     for (const Tensor& dy : dy_[0]) m.tensors += dy.nbytes();
+    m.given = m.tensors;
     m.peak = m.tensors - memory_stats(device_).current;
     reset_peak_memory(device_);
     forward(0);

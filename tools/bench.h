@@ -69,7 +69,8 @@ struct PassTiming {
 };
 // Of one forward and backward pass, everything released as early as the tape allows.
 struct RowMemory {
-  int64_t tensors = 0;  // bytes of inputs, results, upstream gradients and gradients
+  int64_t given = 0;    // bytes of inputs and upstream gradients
+  int64_t tensors = 0;  // those, results and gradients
   int64_t peak = 0;     // the most in use at once, those included
 };
 struct RowTiming {

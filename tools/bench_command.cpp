@@ -79,7 +79,9 @@ nlohmann::json run_row(const BenchRow& row, const BenchSettings& settings,
     const double backward = floor_ms(t.backward.cost, ceilings, settings.dtype);
     print_pass(row, "bwd", t.backward, backward);
     r["backward"] = pass_record(t.backward, backward);
-    r["memory"] = {{"tensor_bytes", t.memory.tensors}, {"peak_bytes", t.memory.peak}};
+    r["memory"] = {{"given_bytes", t.memory.given},
+                   {"tensor_bytes", t.memory.tensors},
+                   {"peak_bytes", t.memory.peak}};
   }
   return r;
 }

@@ -56,9 +56,9 @@ def cases():
     from fla.modules.fused_norm_gate import rms_norm_gated
     from fla.modules.l2norm import l2norm
     from fla.modules.layernorm import rms_norm
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
     from fla.ops.gdn2 import chunk_gdn2
-    from fla.ops.kda import chunk_kda
+    from fla.ops.kda import chunk_kda, fused_recurrent_kda
     from fla.ops.simple_gla import chunk_simple_gla
 
     n = 32768
@@ -104,6 +104,20 @@ def cases():
         inputs, fn = channel(kind, *shape)
         yield "{} B{} T{} H{} K{} V{}".format(kind, *shape), inputs, fn
 
+    # One token of decoding: no backward pass, an f32 state that is read and written.
+    def step(recurrent, B, H, K, V, gates):
+        (q, k, v, _, beta), _ = delta(B, 1, H, K, V)
+        gate = F.logsigmoid(torch.randn(B, 1, H, *gates, device=DEV))
+        state = torch.randn(B, H, K, V, device=DEV)
+        return lambda: recurrent(q, k, v, g=gate, beta=beta, initial_state=state,
+                                 output_final_state=True)[0]
+
+    for batch in (64, 256):
+        shape = f"B{batch} H6 K64 V128"
+        yield (f"gated_delta_rule_step {shape}", None,
+               step(fused_recurrent_gated_delta_rule, batch, 6, 64, 128, ()))
+        yield f"kda_step {shape}", None, step(fused_recurrent_kda, batch, 6, 64, 128, (64,))
+
 
     B, T, H, K, V = 8, 4096, 6, 64, 128
     q, k, v = rand(B, T, H, K), rand(B, T, H, K), rand(B, T, H, V)
@@ -135,6 +149,10 @@ def ssd_cases():
 
 
 def measure(inputs, forward):
+    """inputs: None where there is no backward pass."""
+    if inputs is None:
+        with torch.no_grad():
+            return {"fwd_eager_ms": time_ms(forward), "fwd_graph_ms": graph_ms(forward)}
     first = forward()
     outputs = first if isinstance(first, tuple) else (first,)
     dys = [torch.randn_like(y) for y in outputs if y.requires_grad]
@@ -183,8 +201,11 @@ def run():
         with open(args.merge) as f:
             for row in json.load(f)["rows"]:
                 fwd, bwd = row["forward"]["ms"], (row.get("backward") or {}).get("ms", 0)
-                ours[f"{row['op']} {row['shape']}"] = {"fwd_graph_ms": fwd,
-                                                       "fwd_bwd_graph_ms": fwd + bwd}
+                mine = {"fwd_graph_ms": fwd, "fwd_bwd_graph_ms": fwd + bwd}
+                if "memory" in row:  # beyond inputs and upstream gradients, as measure() counts
+                    m = row["memory"]
+                    mine["extra_bytes"] = m["peak_bytes"] - m["given_bytes"]
+                ours[f"{row['op']} {row['shape']}"] = mine
     rows = []
     for name, inputs, forward in [c for c in cases() if re.search(args.filter, c[0])]:
         try:
@@ -192,9 +213,9 @@ def run():
         except Exception as error:  # a peer that refuses to run is a result too
             row = {"name": name, "error": str(error).splitlines()[0][:200]}
         mine = ours.get(name, {})
-        for key in ("fwd_graph_ms", "fwd_bwd_graph_ms"):
+        for key in ("fwd_graph_ms", "fwd_bwd_graph_ms", "extra_bytes"):
             if key in row and key in mine:
-                row["ebb_" + key], row["speedup_" + key] = mine[key], row[key] / mine[key]
+                row["ebb_" + key], row["ratio_" + key] = mine[key], row[key] / mine[key]
         rows.append(row)
         print("  ".join(f"{k}={v:.4f}" if isinstance(v, float) else f"{k}={v}"
                         for k, v in row.items()), flush=True)
