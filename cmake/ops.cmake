@@ -41,7 +41,8 @@ list(APPEND EBB_OP_EXTRA_SOURCES
   ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/gated_linear_attention_bwd.cu cuda/gated_linear_attention_fwd.cu
-  cuda/gated_linear_attention_step.cu)
+  cuda/gated_linear_attention_step.cu
+  cuda/linear_attention_fast_bwd.cu cuda/linear_attention_fast_fwd.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)

@@ -1,9 +1,29 @@
 // Gated linear attention on the GPU: what the passes share on the host
 // (cuda/gated_linear_attention_fwd.cu, _bwd.cu).
-#include "cuda/linear_attention.cuh"
+#include "cuda/linear_attention_fast.cuh"
+#include "cuda/ordered_sum.cuh"
 #include "tensor/device_flags.h"
 
 namespace ebb::gpu::linear_attention {
+namespace {
+
+struct PutSum {
+  float* g;
+  __device__ void operator()(int64_t head, double sum) const { g[head] = float(sum); }
+};
+
+}  // namespace
+
+int parts_of(int64_t blocks, int64_t heads_per_group) {
+  for (int64_t parts = 1; parts < heads_per_group; ++parts)
+    if (heads_per_group % parts == 0 && blocks * parts >= 512) return int(parts);
+  return int(heads_per_group);
+}
+
+void sum_chunks(const Tensor& partial, const Tensor& out) {
+  ordered_sum(ptr<float>(partial), partial.size(0), out.numel(), stream_of(out),
+              PutSum{ptr<float>(out)});
+}
 
 Cut::Cut(const LinearAttentionProblem& p) {
   const int64_t longest = std::clamp<int64_t>(p.chunk, 16, kChunk);

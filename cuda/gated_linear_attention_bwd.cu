@@ -2,8 +2,7 @@
 // which leaves D after each, 2 dv and dw of every chunk, 3 dq, dk and dg of every chunk, summed
 // over the heads of a group; then ordered sums of what is left. Notation and formulas of
 // ops/gated_linear_attention_cpu_bwd.cpp.
-#include "cuda/linear_attention.cuh"
-#include "cuda/ordered_sum.cuh"
+#include "cuda/linear_attention_fast.cuh"
 
 namespace ebb::gpu::linear_attention {
 namespace {
@@ -438,19 +437,6 @@ __global__ void __launch_bounds__(kTileThreads) key_kernel(Backward<T> p) {
   }
 }
 
-struct PutSkip {
-  float* g;
-  __device__ void operator()(int64_t head, double sum) const { g[head] = float(sum); }
-};
-
-// In how many parts the heads of a group are dealt to blocks: as few as give every multiprocessor
-// of a large GPU something to do.
-int parts_of(int64_t blocks, int64_t per_group) {
-  for (int64_t parts = 1; parts < per_group; ++parts)
-    if (per_group % parts == 0 && blocks * parts >= 512) return int(parts);
-  return int(per_group);
-}
-
 }  // namespace
 }  // namespace ebb::gpu::linear_attention
 
@@ -461,6 +447,7 @@ void gated_linear_attention_bwd(const LinearAttentionProblem& problem,
                                 const Tensor& dht, const Tensor& dcontributions,
                                 const LinearAttentionGradients& grads) {
   using namespace linear_attention;
+  if (saved.gates) return fast_attention_bwd(problem, saved, d_o, dht, grads);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups(), k = problem.key_dim();
@@ -503,8 +490,7 @@ void gated_linear_attention_bwd(const LinearAttentionProblem& problem,
   });
   sum_groups(dq_terms, grads.dq, parts);
   sum_groups(dk_terms, grads.dk, parts);
-  if (grads.dskip)
-    ordered_sum(ptr<float>(dskip), cut.chunks, h, stream, PutSkip{ptr<float>(grads.dskip)});
+  if (grads.dskip) sum_chunks(dskip, grads.dskip);
 }
 
 }  // namespace ebb::gpu

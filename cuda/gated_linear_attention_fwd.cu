@@ -1,8 +1,7 @@
 // Gated linear attention, forward, in two kernels: 1 the scan over chunks, which leaves the state
 // before each, 2 the read-out of every chunk (ops/gated_linear_attention.h; models.md 4.1). Blocks
 // of 256 threads; each loops over its items, should there be more than the grid can hold.
-#include "cuda/linear_attention.cuh"
-#include "tensor/device_flags.h"
+#include "cuda/linear_attention_fast.cuh"
 
 namespace ebb::gpu::linear_attention {
 namespace {
@@ -202,6 +201,7 @@ LinearAttentionSaved gated_linear_attention_fwd(const LinearAttentionProblem& pr
                                                 const Tensor& o, const Tensor& ht,
                                                 const Tensor& contributions) {
   using namespace linear_attention;
+  if (fast_attention(problem)) return fast_attention_fwd(problem, o, ht);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), k = problem.key_dim(), v = problem.value_dim();

@@ -45,11 +45,11 @@ LinearAttentionProblem checked(const Tensor& q, const Tensor& k, const Tensor& v
   return p;
 }
 
-// Saved: q, k, v, g, weight, skip, states, partials.
+// Saved: q, k, v, g, weight, skip, states, partials, gates.
 void backward_pass(BackwardContext& ctx, LinearAttentionProblem p) {
   p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2), p.g = ctx.saved(3);
   p.weight = ctx.saved(4), p.skip = ctx.saved(5);
-  const LinearAttentionSaved saved{ctx.saved(6), ctx.saved(7)};
+  const LinearAttentionSaved saved{ctx.saved(6), ctx.saved(7), ctx.saved(8)};
   const auto wanted = [&](int i, const Tensor& like) {
     return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
   };
@@ -95,7 +95,7 @@ LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const V
   sizes.chunk = p.chunk, sizes.memory_chunk = p.memory_chunk;
   const std::vector<Var> out =
       record(kOp, {q, k, v, g, h0, options.weight, options.skip},
-             {p.q, p.k, p.v, p.g, p.weight, p.skip, saved.states, saved.partials},
+             {p.q, p.k, p.v, p.g, p.weight, p.skip, saved.states, saved.partials, saved.gates},
              {o, ht, contributions}, [sizes](BackwardContext& ctx) { backward_pass(ctx, sizes); });
   return {out[0], out[1], out[2]};
 }

@@ -98,6 +98,7 @@ struct LinearAttentionProblem {
 struct LinearAttentionSaved {
   Tensor states = {};    // [chunks,H,K,V]: the state before each chunk
   Tensor partials = {};  // [chunks,H,K,V]: what the chunk's run had written before it, if S > C
+  Tensor gates = {};     // what the backend keeps of g and w
 };
 struct LinearAttentionGradients {  // undefined: not wanted. Dense, overwritten.
   Tensor dq = {}, dk = {}, dv = {}, dg = {}, dh0 = {}, dweight = {}, dskip = {};

@@ -1,0 +1,98 @@
+// The tensor-core kernels of gated linear attention in bf16, for chunks of 64 tokens, K <= 128 and
+// V <= 64, both multiples of 8, without contributions: linear_attention_fast_fwd.cu (gates, the
+// fused scan), linear_attention_fast_bwd.cu (the reverse scan, the gradients of every chunk).
+// States lie transposed, [chunks,H,V,K], as in cuda/delta_fast.cuh, whose gates (beta: the weights)
+// and fragments these are.
+#pragma once
+#include "cuda/delta_scan.cuh"
+#include "cuda/linear_attention.cuh"
+
+namespace ebb::gpu::linear_attention {
+
+struct FastAttention : Attention<bf16_t> {
+  FastGates* gates = nullptr;  // [chunks,H]
+
+  __device__ __forceinline__ const FastGates& gates_of(int64_t chunk, int h) const {
+    return gates[chunk * value_heads + h];
+  }
+};
+
+// A tile [64,64] from and to memory, 16 bytes at a time, by THREADS threads of which this is number
+// t; zero beyond `rows` and `cols`.
+template <int THREADS>
+struct TileMover {
+  static constexpr int kStep = THREADS / 8;
+  int r, c;
+
+  __device__ __forceinline__ explicit TileMover(int t) : r(t / 8), c(t % 8 * 8) {}
+  __device__ __forceinline__ void fetch(SwizzledTile& s, const bf16_t* g, int64_t stride, int rows,
+                                        int cols) const {
+    const bf16_t* from = g + r * stride + c;
+#pragma unroll
+    for (int i = 0; i < 64 / kStep; ++i) {
+      const bool valid = r + kStep * i < rows && c < cols;
+      copy_async_or_zero(s.at(r + kStep * i, c), valid ? from + kStep * i * stride : g, valid);
+    }
+  }
+  __device__ __forceinline__ void store(bf16_t* g, int64_t stride, const SwizzledTile& s, int rows,
+                                        int cols) const {
+#pragma unroll
+    for (int i = 0; i < 64 / kStep; ++i)
+      if (r + kStep * i < rows && c < cols)
+        store_word(reinterpret_cast<uint4*>(g + (r + kStep * i) * stride + c),
+                   *reinterpret_cast<const uint4*>(s.at(r + kStep * i, c)));
+  }
+  // The record of a chunk's gates.
+  __device__ __forceinline__ void fetch_gates(FastGates& s, const FastGates& g) const {
+    float* to = reinterpret_cast<float*>(&s);
+    const float* from = reinterpret_cast<const float*>(&g);
+    for (int i = (r * 8 + c / 8) * 4; i < kGateFloats; i += THREADS * 4)
+      copy_async_or_zero(to + i, from + i, true);
+  }
+};
+
+// A tile's rows m0... from left operands of one warp.
+__device__ __forceinline__ void put_tile_rows(SwizzledTile& s, const unsigned (&x)[4][4], int m0,
+                                              const Lane& l) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    store_matrices<false>(s.at(m0 + l.low + 8 * l.odd, 16 * k + 8 * l.high), x[k]);
+}
+
+// Left operands [16 columns of V, 64 tokens] scaled by one factor per token, factor(t) for the pair
+// of tokens t and t+1.
+template <class F>
+__device__ __forceinline__ void scale_left(unsigned (&to)[4][4], const unsigned (&from)[4][4],
+                                           const Lane& l, F&& factor) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 f = factor(16 * k + 8 * h + 2 * l.c);
+#pragma unroll
+      for (int e = 2 * h; e < 2 * h + 2; ++e)
+        to[k][e] = pack_bf16(f.x * low_half(from[k][e]), f.y * high_half(from[k][e]));
+    }
+}
+
+__device__ __forceinline__ float2 pair(const float* s, int t) {
+  return *reinterpret_cast<const float2*>(s + t);
+}
+
+// Whether these kernels take the problem; forward and backward agree.
+bool fast_attention(const LinearAttentionProblem& p);
+FastAttention make_fast_attention(const LinearAttentionProblem& p, const Cut& cut,
+                                  const LinearAttentionSaved& saved, const Tensor& run_before);
+LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& p, const Tensor& o,
+                                        const Tensor& ht);
+void fast_attention_bwd(const LinearAttentionProblem& p, const LinearAttentionSaved& saved,
+                        const Tensor& d_o, const Tensor& dht,
+                        const LinearAttentionGradients& grads);
+
+// In how many parts the heads of a group are dealt to blocks: as few as give every multiprocessor
+// of a large GPU something to do.
+int parts_of(int64_t blocks, int64_t heads_per_group);
+// out[h] = Σ over the chunks of partial [chunks,H], in order.
+void sum_chunks(const Tensor& partial, const Tensor& out);
+
+}  // namespace ebb::gpu::linear_attention
