@@ -30,6 +30,7 @@ set(EBB_TRAIN_SOURCES
 set(EBB_EVAL_SOURCES
   eval/embedded.cpp
   eval/haystack.cpp
+  eval/mqar.cpp
   eval/niah.cpp
   eval/niah_data.cpp
   eval/niah_generator.cpp

@@ -125,6 +125,8 @@ set(EBB_TOOL_SOURCES
   tools/inspect.cpp
   tools/main.cpp
   tools/model_report.cpp
+  tools/mqar_command.cpp
+  tools/mqar_task.cpp
   tools/progress_line.cpp
   tools/report_command.cpp
   tools/result_file.cpp

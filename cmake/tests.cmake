@@ -20,6 +20,7 @@ set(EBB_UNIT_TESTS
   large_cpu_test.cpp
   known_faults_model_test.cpp
   memory_test.cpp
+  mqar_test.cpp
   optimizer_test.cpp
   random_test.cpp
   report_test.cpp

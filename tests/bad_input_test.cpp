@@ -390,6 +390,52 @@ TEST_F(BadInput, Generate) {
   });
 }
 
+TEST_F(BadInput, Mqar) {
+  const std::string g = "mqar generate --out @/out/m.jsonl ",
+                    e = "mqar eval --length 24 --pairs 2 ";
+  const std::string r = "train @/recipe.json --device cpu --quiet --set data=";
+  const std::vector<std::tuple<std::string, int, const char*>> cases = {
+      {"mqar", 2, "subcommand is required"},
+      {"mqar write", 2, "write"},
+      {g, 2, "--pairs is required"},
+      {g + "--length 255 --pairs 2", 2, "length 255: want an even number"},
+      {g + "--length 64 --pairs 4,17", 2, "17 pairs in a length of 64: want 1 ... 16"},
+      {g + "--length 64 --pairs 4 --vocab-size 64", 2, "vocab_size 64: want more"},
+      {g + "--pairs 0", 2, "0 pairs"},
+      {g + "--pairs two", 2, "pairs"},
+      {g + "--pairs 2 --power nan", 2, "power"},
+      {g + "--pairs 2 --seed 4294967296", 2, "--seed 4294967296: want less than 2.31"},
+      {g + "--pairs 2 --examples 0", 2, "examples"},
+      {"mqar generate --pairs 2 --examples 2 --out @/file/m.jsonl", 1, "file"},
+      {"mqar generate --pairs 2 --examples 2 --out @/folder", 1, "folder: it is a folder"},
+      {e + "--model @/none", 1, "there is no folder .*none"},
+      {e + "--model @/folder", 1, "holds neither config.json"},
+      {e + "--model @/m_cut", 1, "cut short or damaged"},
+      {e + "--model @/model", 1, "the task has 8192 tokens, the model's vocab_size is 300"},
+      {e + "--model @/model --vocab-size 64 --device cpu --dtype bf16", 2, "f32 on cpu"},
+      {e + "--model @/model --vocab-size 64 --examples 1 --out @/folder", 1,
+       "folder: it is a folder"},
+      {r + "'{\"kind\": \"mqr\"}'", 1, "did you mean mqar"},
+      {r + "'{\"kind\": \"mqar\"}'", 1, "/data/mqar: names no numbers of pairs"},
+      {r + "'{\"mqar\": {\"pairs\": [4]}}'", 1, "/data/mqar: wants \"kind\": \"mqar\""},
+      {r + "'{\"kind\": \"mqar\", \"train\": [\"a\"], \"mqar\": {\"pairs\": [4]}}'", 1,
+       "/data/train: belongs to shards"},
+      {r + "'{\"kind\": \"mqar\", \"mqar\": {\"pair\": [4]}}'", 1,
+       "/data/mqar/pair: unknown; did you mean pairs"},
+      {r + "'{\"kind\": \"mqar\", \"mqar\": {\"pairs\": [4]}}'", 1,
+       "the task has 8192 tokens, the model's vocab_size is 257"},
+      {r + "'{\"kind\": \"mqar\", \"mqar\": {\"pairs\": [9], \"vocab_size\": 64}}'", 1,
+       "9 pairs in a length of 32"},
+      {r + "'{\"kind\": \"mqar\", \"mqar\": {\"pairs\": [4], \"vocab_size\": 64, "
+           "\"examples\": 1}}'",
+       1, "1 examples are too few for one batch of 2"},
+      {r + "'{\"kind\": \"mqar\", \"mqar\": {\"pairs\": [4], \"vocab_size\": 64}}' "
+           "--set init.scheme=dami",
+       1, "/init: scheme dami calibrates on token shards"},
+  };
+  for (const auto& [command, code, says] : cases) expect_refused({{command.c_str(), code, says}});
+}
+
 TEST_F(BadInput, Report) {
   expect_refused({
       {"report @/none --out @/out/r.html", 1, "there is no folder"},

@@ -111,6 +111,10 @@ TEST(Config, TheGuideNamesEveryKeyAndItsDefault) {
   // Commas separate the defaults of a row: the limit is no list there.
   EXPECT_EQ(mamba2["dt_limit"].dump(), "[0.0,null]");
   keys["/mamba2/dt_limit"] = json();
+  config.data.kind = DataKind::mqar;
+  const json mqar = {{"data", {{"mqar", config.resolved()["data"]["mqar"]}}}};
+  keys.update(mqar.flatten());
+  keys["/data/kind"] = "shards";
   expect_in_guide(keys);
 }
 

@@ -24,7 +24,7 @@ class EvalCommand : public ::testing::Test {
   void SetUp() override {
     const Tokenizer bytes = Tokenizer::bytes();
     save_model(at("a"), *small_model(1), &bytes);
-    save_checkpoint(at("run"), *small_model(2), bytes, {}, {.step = 5}, 3);
+    save_checkpoint(at("run"), *small_model(2), &bytes, {}, {.step = 5}, 3);
   }
   std::string at(const std::string& name) const { return scratch_.path() + "/" + name; }
   CliResult eval(const std::string& arguments) const { return run_ebb("eval " + arguments); }

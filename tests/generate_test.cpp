@@ -109,7 +109,7 @@ TEST_F(Generate, RunFoldersAndEndOfText) {
     if (p.name == "lm_head.weight" || p.name == "model.norm.weight") p.value().fill_(0);
   for (const NamedParameter& p : model->named_parameters())
     if (p.name == "lm_head.weight") p.value().select(0, 256).fill_(1);
-  save_checkpoint(at("run"), *model, bytes, {}, {.step = 5}, 3);
+  save_checkpoint(at("run"), *model, &bytes, {}, {.step = 5}, 3);
   write_file_atomically(at("p.jsonl"), "{\"q\": \"one\"}\n");
   const CliResult r =
       run_ebb("generate --model " + at("run") + " --field q --prompt-file " + at("p.jsonl"));

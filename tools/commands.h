@@ -23,6 +23,7 @@ void add_bench(CLI::App& app);         // tools/bench_command.cpp
 void add_bench_gemm(CLI::App& bench);  // tools/bench_gemm.cpp, a subcommand of bench
 void add_eval(CLI::App& app);          // tools/eval_command.cpp
 void add_generate(CLI::App& app);      // tools/generate.cpp
+void add_mqar(CLI::App& app);          // tools/mqar_command.cpp
 void add_gradcheck(CLI::App& app);     // tools/gradcheck_command.cpp
 void add_init(CLI::App& app);          // tools/init.cpp
 void add_inspect(CLI::App& app);       // tools/inspect.cpp

@@ -63,8 +63,7 @@ std::vector<std::string> short_names(const std::vector<fs::path>& paths) {
 
 }  // namespace
 
-std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
-                                        const std::string& tokenizer) {
+std::vector<FoundModel> find_models(const std::vector<std::string>& entries) {
   std::vector<std::string> given, folders;
   std::vector<fs::path> paths;
   for (const std::string& e : entries) {
@@ -77,13 +76,21 @@ std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
     paths.back() = paths.back().parent_path();  // without a trailing slash
   }
   const std::vector<std::string> names = short_names(paths);
-  std::vector<EvalModel> out;
+  std::vector<FoundModel> out;
   std::set<std::string> seen;
   for (size_t i = 0; i < entries.size(); ++i) {
     const std::string name = given[i].empty() ? names[i] : given[i];
     check(seen.insert(name).second, "two models are called {}", name);
-    out.push_back({name, folders[i], Tokenizer::load(tokenizer.empty() ? folders[i] : tokenizer)});
+    out.push_back({name, folders[i]});
   }
+  return out;
+}
+
+std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
+                                        const std::string& tokenizer) {
+  std::vector<EvalModel> out;
+  for (const FoundModel& m : find_models(entries))
+    out.push_back({m.name, m.folder, Tokenizer::load(tokenizer.empty() ? m.folder : tokenizer)});
   return out;
 }
 

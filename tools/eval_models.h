@@ -10,15 +10,22 @@
 
 namespace ebb::tools {
 
+struct FoundModel {
+  std::string name;    // unique
+  std::string folder;  // with config.json and model.safetensors
+};
+// Entries FOLDER or NAME=FOLDER. A folder is a model's or a run's, of which the final model
+// or else the newest intact checkpoint is taken. Without a name, the shortest ends of the paths
+// that differ.
+std::vector<FoundModel> find_models(const std::vector<std::string>& entries);
+
 struct EvalModel {
   std::string name;    // unique
   std::string folder;  // with config.json and model.safetensors
   Tokenizer tokenizer;
 };
 
-// Entries FOLDER or NAME=FOLDER. A folder is a model's or a run's, of which the final model
-// or else the newest intact checkpoint is taken. `tokenizer`: for all of them, "" for each its own.
-// Without a name, the shortest ends of the paths that differ.
+// The same with tokenizers. `tokenizer`: for all of them, "" for each its own.
 std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
                                         const std::string& tokenizer);
 

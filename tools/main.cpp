@@ -15,7 +15,7 @@ namespace {
 
 void add_commands(CLI::App& app) {
   for (const auto add : {add_tokenize, add_init, add_train, add_demo_data, add_eval, add_generate,
-                         add_report, add_inspect, add_verify, add_bench, add_gradcheck})
+                         add_mqar, add_report, add_inspect, add_verify, add_bench, add_gradcheck})
     add(app);
 }
 

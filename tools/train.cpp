@@ -5,6 +5,7 @@
 #include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tools/commands.h"
+#include "tools/mqar_task.h"
 #include "train/trainer.h"
 
 namespace ebb::tools {
@@ -36,45 +37,76 @@ void print_memory(const TrainSummary& s, Device device) {
       mb(m.workspace), mb(m.sum()));
 }
 
+// Token shards: what training and validation read. Borrows the recipe.
+class ShardTask {
+ public:
+  explicit ShardTask(const TrainConfig& c)
+      : c_(c),
+        tokenizer_(Tokenizer::load(c.data.tokenizer)),
+        loader_(options(c.data.train), tokenizer_.vocab_hash()),
+        stream_(open_shards(expand_shards(c.data.train))) {
+    if (c.data.validation.empty()) return;  // made now, so that what is wrong with it is said now
+    open_shards(expand_shards(c.data.validation));
+    LoaderOptions fixed = options(c.data.validation);
+    fixed.shuffle = false;
+    validation_ = std::make_unique<Loader>(fixed, tokenizer_.vocab_hash());
+  }
+  // `in` borrows this.
+  void give(TrainerInputs* in) {
+    in->tokenizer = tokenizer_;
+    in->batches = loader_.source();
+    in->stream = std::move(stream_);
+    if (validation_) in->validate = [this](const LanguageModel& model) { return validate(model); };
+  }
+
+ private:
+  LoaderOptions options(const std::vector<std::string>& shards) const {
+    return {.shards = expand_shards(shards),
+            .batch = c_.sequences,
+            .length = c_.length,
+            .seed = c_.seed,
+            .shuffle = c_.data.shuffle,
+            .reset_at_documents = c_.data.reset_at_documents};
+  }
+  nlohmann::json validate(const LanguageModel& model) {
+    validation_->seek(0);
+    std::vector<Batch> batches;
+    const int64_t n = std::min(c_.validation_batches,
+                               std::max<int64_t>(1, validation_->windows() / c_.sequences));
+    for (int64_t i = 0; i < n; ++i) batches.push_back(validation_->next());
+    const double loss = mean_loss(model, batches);
+    return {{"validation_loss", loss}, {"perplexity", std::exp(loss)}};
+  }
+
+  const TrainConfig& c_;
+  Tokenizer tokenizer_;
+  Loader loader_;
+  std::vector<Shard> stream_;
+  std::unique_ptr<Loader> validation_;
+};
+
 void run(const Options& o) {
   nlohmann::json recipe = read_json(o.recipe, Comments::allow);
   for (const std::string& s : o.set) set_path(&recipe, s);
   const TrainConfig c = parse_train_config(recipe, o.recipe);
-  check(!c.data.train.empty(), "{}: /data/train names no shards", o.recipe);
+  const bool mqar = c.data.kind == DataKind::mqar;
+  check(mqar || !c.data.train.empty(), "{}: /data/train names no shards", o.recipe);
 
-  const Device device = usable_device(o.device);
-  const Tokenizer tokenizer = Tokenizer::load(c.data.tokenizer);
-  const auto loader_options = [&](const std::vector<std::string>& shards) {
-    return LoaderOptions{.shards = expand_shards(shards),
-                         .batch = c.sequences,
-                         .length = c.length,
-                         .seed = c.seed,
-                         .shuffle = c.data.shuffle,
-                         .reset_at_documents = c.data.reset_at_documents};
-  };
-  Loader loader(loader_options(c.data.train), tokenizer.vocab_hash());
-  TrainerInputs in{.config = c, .device = device, .tokenizer = tokenizer};
-  in.batches = loader.source();
-  in.stream = open_shards(expand_shards(c.data.train));
+  TrainerInputs in{.config = c, .device = usable_device(o.device)};
+  std::unique_ptr<ShardTask> shards;
+  std::unique_ptr<MqarTask> recall;
+  if (mqar) {
+    recall = std::make_unique<MqarTask>(c);
+    in.batches = recall->source();
+    in.validate = [&](const LanguageModel& model) { return recall->validate(model); };
+  } else {
+    shards = std::make_unique<ShardTask>(c);
+    shards->give(&in);
+  }
   in.resume = o.resume;
   in.quiet = o.quiet;
   in.stop = [] { return stop_requested != 0; };
-  std::unique_ptr<Loader> validation;  // made now, so that what is wrong with it is said now
-  if (!c.data.validation.empty()) {
-    open_shards(expand_shards(c.data.validation));
-    LoaderOptions fixed = loader_options(c.data.validation);
-    fixed.shuffle = false;
-    validation = std::make_unique<Loader>(fixed, tokenizer.vocab_hash());
-    in.validate = [&](const LanguageModel& model) {
-      validation->seek(0);
-      std::vector<Batch> batches;
-      const int64_t n =
-          std::min(c.validation_batches, std::max<int64_t>(1, validation->windows() / c.sequences));
-      for (int64_t i = 0; i < n; ++i) batches.push_back(validation->next());
-      const double loss = mean_loss(model, batches);
-      return nlohmann::json{{"validation_loss", loss}, {"perplexity", std::exp(loss)}};
-    };
-  }
+  const Device device = in.device;
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
   const TrainSummary s = train(std::move(in));

@@ -22,6 +22,8 @@ const std::vector<std::string> kLadders = {"geometric", "linear"};
 const std::vector<std::string> kShapes = {"half_sine", "parabola", "low_high", "high_low",
                                           "high_low_high"};
 const std::vector<std::string> kDtypes = {"f32", "bf16"};
+const std::vector<std::string> kKinds = {"shards", "mqar"};
+const std::vector<std::string> kOrders = {"listed", "mixed"};
 
 template <class E>
 void read_enum(ConfigReader* r, const std::string& key, const std::vector<std::string>& words,
@@ -66,8 +68,34 @@ OptimConfig parse_optim(ConfigReader r) {
   return o;
 }
 
+MqarConfig parse_mqar(ConfigReader r) {
+  MqarConfig m;
+  r.read("vocab_size", &m.vocab_size);
+  r.read("pairs", &m.pairs);
+  r.read("test_pairs", &m.test_pairs);
+  r.read("examples", &m.examples);
+  r.read("test_examples", &m.test_examples);
+  r.read("power", &m.power);
+  r.read("random_non_queries", &m.random_non_queries);
+  read_enum(&r, "order", kOrders, &m.order);
+  at_least(&r, "examples", m.examples, 1);
+  at_least(&r, "test_examples", m.test_examples, 1);
+  r.close();
+  return m;
+}
+
 DataConfig parse_data(ConfigReader r) {
   DataConfig d;
+  read_enum(&r, "kind", kKinds, &d.kind);
+  if (d.kind == DataKind::mqar) {
+    for (const char* key : {"train", "validation", "tokenizer", "reset_at_documents"})
+      if (r.has(key)) r.error(key, "belongs to shards, kind is mqar");
+    d.mqar = parse_mqar(r.object("mqar"));
+    if (d.mqar.pairs.empty()) r.error("mqar", "names no numbers of pairs, e.g. \"pairs\": [8, 64]");
+  } else if (r.has("mqar")) {
+    r.error("mqar", "wants \"kind\": \"mqar\"");
+    r.ignore("mqar");
+  }
   r.read("train", &d.train);
   r.read("validation", &d.validation);
   r.read("tokenizer", &d.tokenizer);
@@ -147,6 +175,8 @@ TrainConfig parse_train_config(const json& recipe, const std::string& what) {
   r.read("validation_batches", &c.validation_batches);
   r.read("out", &c.out);
   r.ignore("comment");
+  if (c.data.kind == DataKind::mqar && c.init.scheme == InitScheme::dami)
+    r.error("init", "scheme dami calibrates on token shards, /data/kind is mqar");
   at_least(&r, "steps", c.steps, 0);
   at_least(&r, "sequences", c.sequences, 1);
   at_least(&r, "length", c.length, 1);
@@ -173,6 +203,25 @@ json TrainConfig::resolved() const {
   if (i.dami.peak_layer) dami["peak_layer"] = *i.dami.peak_layer;
   json model_section = model_folder.empty() ? model.to_json() : json{{"folder", model_folder}};
   model_section.erase("architectures");
+  json data_section = {{"train", data.train},
+                       {"validation", data.validation},
+                       {"tokenizer", data.tokenizer},
+                       {"reset_at_documents", data.reset_at_documents},
+                       {"shuffle", data.shuffle}};
+  if (data.kind == DataKind::mqar) {
+    const MqarConfig& m = data.mqar;
+    data_section = {{"kind", "mqar"},
+                    {"shuffle", data.shuffle},
+                    {"mqar",
+                     {{"vocab_size", m.vocab_size},
+                      {"pairs", m.pairs},
+                      {"test_pairs", m.test_pairs},
+                      {"examples", m.examples},
+                      {"test_examples", m.test_examples},
+                      {"power", m.power},
+                      {"random_non_queries", m.random_non_queries},
+                      {"order", kOrders[size_t(m.order)]}}}};
+  }
   return {{"model", model_section},
           {"init",
            {{"scheme", kSchemes[size_t(i.scheme)]},
@@ -181,12 +230,7 @@ json TrainConfig::resolved() const {
             {"calibration_length", i.calibration_length},
             {"post_length", i.post_length},
             {"dami", dami}}},
-          {"data",
-           {{"train", data.train},
-            {"validation", data.validation},
-            {"tokenizer", data.tokenizer},
-            {"reset_at_documents", data.reset_at_documents},
-            {"shuffle", data.shuffle}}},
+          {"data", data_section},
           {"optim",
            {{"lr", o.lr},
             {"beta1", o.beta1},

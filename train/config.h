@@ -34,7 +34,25 @@ struct OptimConfig {
   bool decay_all = false;  // weight decay on gates, norms and biases too
 };
 
+enum class DataKind { shards, mqar };
+enum class SegmentOrder { listed, mixed };
+
+// data.mqar: multi-query associative recall, made while training. A segment is the examples of one
+// number of pairs; an epoch goes through all segments, and no batch mixes them.
+struct MqarConfig {
+  int64_t vocab_size = 8192;
+  std::vector<int64_t> pairs = {};       // of the training segments
+  std::vector<int64_t> test_pairs = {};  // of the validation; {}: as the training
+  int64_t examples = int64_t(1) << 18;   // of a segment
+  int64_t test_examples = 3000;          // of a segment
+  double power = 0.01;
+  bool random_non_queries = true;
+  SegmentOrder order = SegmentOrder::listed;  // mixed: their batches shuffled
+};
+
 struct DataConfig {
+  DataKind kind = DataKind::shards;
+  MqarConfig mqar = {};  // kind mqar; the rest but for shuffle belongs to shards
   std::vector<std::string> train = {}, validation = {};  // shard files, or prefixes of them
   std::string tokenizer = "bytes";
   bool reset_at_documents = false;

@@ -36,14 +36,14 @@ void remove_temporaries(const std::string& run) {
 }  // namespace
 
 std::string save_checkpoint(const std::string& run, const LanguageModel& model,
-                            const Tokenizer& tokenizer, const StateDict& optimizer,
+                            const Tokenizer* tokenizer, const StateDict& optimizer,
                             const LoopState& state, int64_t keep_last) {
   fs::create_directories(run);
   remove_temporaries(run);
   const std::string name = fmt::format("{}{:06}", kPrefix, state.step);
   const std::string temporary = run + "/." + name, final = run + "/" + name;
   try {
-    save_model(temporary, model, &tokenizer);
+    save_model(temporary, model, tokenizer);
     save_safetensors(temporary + "/optimizer.safetensors", optimizer, {{"format", "ebb"}});
     const json loop = {{"step", state.step},
                        {"cursor", state.cursor},

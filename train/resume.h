@@ -22,9 +22,9 @@ struct LoopState {
 };
 
 // Writes the checkpoint of state.step and removes the oldest beyond `keep_last`. Disk full or any
-// other failure: one error, no partial checkpoint, older ones intact.
+// other failure: one error, no partial checkpoint, older ones intact. `tokenizer` may be null.
 std::string save_checkpoint(const std::string& run, const LanguageModel& model,
-                            const Tokenizer& tokenizer, const StateDict& optimizer,
+                            const Tokenizer* tokenizer, const StateDict& optimizer,
                             const LoopState& state, int64_t keep_last);
 
 // Checkpoint folders of a run, newest first.

@@ -170,9 +170,10 @@ class Run {
     std::vector<HeadReport> gates;
     model_ =
         starting_model(c_, in_.device, in_.stream, in_.stream.empty() || found ? nullptr : &gates);
-    check(model_->config().vocab_size >= in_.tokenizer.vocab_size(),
-          "train: the model's vocab_size {} is less than the tokenizer's {}",
-          model_->config().vocab_size, in_.tokenizer.vocab_size());
+    if (in_.tokenizer)
+      check(model_->config().vocab_size >= in_.tokenizer->vocab_size(),
+            "train: the model's vocab_size {} is less than the tokenizer's {}",
+            model_->config().vocab_size, in_.tokenizer->vocab_size());
     StateDict moments;
     if (found) {
       state_ = load_checkpoint(*found, *model_, &moments);
@@ -233,9 +234,11 @@ class Run {
     log.write(line);
   }
 
+  const Tokenizer* tokenizer() const { return in_.tokenizer ? &*in_.tokenizer : nullptr; }
+
   void save() {
     state_.extra["matmul"] = matmul_algorithms_json();
-    save_checkpoint(c_.out, *model_, in_.tokenizer, optimizer_->state_dict(), state_, c_.keep_last);
+    save_checkpoint(c_.out, *model_, tokenizer(), optimizer_->state_dict(), state_, c_.keep_last);
   }
 
   void write_memory(const TrainSummary& s) const {
@@ -248,7 +251,7 @@ class Run {
   }
 
   void close() {
-    save_model(c_.out + "/final", *model_, &in_.tokenizer);
+    save_model(c_.out + "/final", *model_, tokenizer());
     if (!in_.stream.empty())
       write_file_atomically(c_.out + "/gates_final.json",
                             gates_to_json(current_gates(*model_, in_)).dump(1) + "\n");

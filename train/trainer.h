@@ -6,6 +6,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "models/calibrate.h"
@@ -30,7 +31,7 @@ Tensor calibration_tokens(const std::vector<Shard>& stream, int64_t sequences, i
 struct TrainerInputs {
   TrainConfig config = {};
   Device device = {};
-  Tokenizer tokenizer;
+  std::optional<Tokenizer> tokenizer = {};  // of the run's models; tasks without text have none
   BatchSource batches = {};
   std::vector<Shard> stream = {};  // for calibration and the gate reports
   // Called every validate_every steps and at the end; its fields join the log. May be empty.
