@@ -16,13 +16,15 @@ list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift
 
 # recurrences
 list(APPEND EBB_OPS delta_rule delta_rule_channel)
-list(APPEND EBB_OPS gated_linear_attention ssd)
+list(APPEND EBB_OPS gated_linear_attention ssd state_memory_attention)
 
 # optimizer
 list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: named above too, but no cuda/NAME.cu.
 list(APPEND EBB_OPS_COMPOSED channel_mix movement)
+# Nor have those that run on the CPU only.
+list(APPEND EBB_OPS_COMPOSED state_memory_attention)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)
@@ -43,6 +45,9 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/gated_linear_attention_bwd.cu cuda/gated_linear_attention_fwd.cu
   cuda/gated_linear_attention_step.cu
   cuda/linear_attention_fast_bwd.cu cuda/linear_attention_fast_fwd.cu)
+list(APPEND EBB_OP_EXTRA_SOURCES
+  ops/state_memory_attention_cpu.cpp ops/state_memory_attention_cpu_bwd.cpp
+  ops/state_memory_cache.cpp)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)
@@ -99,6 +104,7 @@ set(EBB_OP_TABLE_SOURCES
   tests/op_rows/norm.cpp
   tests/op_rows/optimizer.cpp
   tests/op_rows/reduce.cpp
+  tests/op_rows/state_memory_attention.cpp
 )
 set(EBB_TOOL_SOURCES
   tools/bench.cpp

@@ -42,6 +42,7 @@ set(EBB_OP_TESTS
   norm_properties.cpp
   norm_test.cpp
   op_harness.cpp
+  state_memory_attention_test.cpp
 )
 set(EBB_CUDA_TESTS
   delta_rule_channel_cuda_test.cpp

@@ -83,5 +83,6 @@ std::vector<OpRow> movement_rows(Draw& draw);
 std::vector<OpRow> norm_rows(Draw& draw);
 std::vector<OpRow> optimizer_rows(Draw& draw);
 std::vector<OpRow> reduce_rows(Draw& draw);
+std::vector<OpRow> state_memory_attention_rows(Draw& draw);
 
 }  // namespace ebb::testing

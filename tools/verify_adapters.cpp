@@ -15,6 +15,7 @@
 #include "ops/rms_norm.h"
 #include "ops/sigmoid_gate.h"
 #include "ops/ssd.h"
+#include "ops/state_memory_attention.h"
 #include "ops/swiglu.h"
 #include "ops/token_shift.h"
 #include "tools/verify_case.h"
@@ -108,6 +109,25 @@ CaseOutputs run_simple_gla(const CaseInputs& in) {
   return {{"o", r.o}, {"ht", r.ht}};
 }
 
+// y and the memories come from the scan; of those, the golden ones are the complete runs.
+CaseOutputs run_sma(const CaseInputs& in) {
+  const int64_t chunk = in.whole("chunk"), batch = in["x"].size(0), time = in["x"].size(1);
+  const LinearAttentionOutput scan = gated_linear_attention(
+      in["c"], in["b"], in["x"], in["la"], {}, {.want_final_state = true, .memory_chunk = chunk});
+  const double eps = in.number("eps");
+  const StateMemoryAttention r =
+      state_memory_attention(in["q"], in["e"], in["c"], scan.contributions, chunk,
+                             {.gate = in["gate"], .base = scan.o, .eps = eps, .eps_row = eps});
+  Shape runs = scan.contributions.shape();
+  runs[0] = (time + chunk - 1) / chunk;
+  runs.insert(0, batch);
+  return {{"y", r.o},
+          {"r", r.r},
+          {"lse", r.lse},
+          {"mem", scan.contributions.value().view(runs).slice(1, 0, time / chunk)},
+          {"ht", scan.ht}};
+}
+
 // The golden states are [B,H,P,N].
 CaseOutputs run_ssd(const CaseInputs& in) {
   const Var h0 = in["h0"] ? transpose(in["h0"], 2, 3) : Var();
@@ -144,6 +164,7 @@ const std::vector<Adapter>& adapters() {
       {"rms_norm", run_rms_norm, {"weight"}},
       {"short_conv", run_short_conv, {"weight", "bias", "cache"}},
       {"simple_gla", run_simple_gla, {"g", "h0"}},
+      {"sma", run_sma, {"la"}, false},
       {"ssd", run_ssd, {"A", "D", "dt", "dt_bias", "h0"}},
       {"swiglu", run_swiglu},
       {"token_shift", run_token_shift},

@@ -5,6 +5,7 @@
 #include "ops/delta_rule_channel.h"
 #include "ops/gated_linear_attention.h"
 #include "ops/ssd.h"
+#include "ops/state_memory_attention.h"
 #include "tools/bench.h"
 
 namespace ebb::tools {
@@ -149,6 +150,25 @@ BenchCase ssd_step_case(DType t, LinearAttentionSize s) {
           .backward = false};
 }
 
+// As DART uses it: shared vectors, a gate per token, the scan's read-out as base.
+BenchCase state_memory_case(DType t, StateMemorySize s) {
+  const int64_t runs = (s.time + s.memory_chunk - 1) / s.memory_chunk;
+  return {
+      .inputs = {{.shape = {s.batch, s.time, 1, s.state_dim}},
+                 {.shape = {s.batch, s.time, 1, s.value_dim}},
+                 {.shape = {s.batch, s.time, 1, s.state_dim}},
+                 {.shape = {s.batch * runs, s.heads, s.state_dim, s.value_dim}, .std = 0.05},
+                 {.shape = {s.batch, s.time, 1}},
+                 {.shape = {s.batch, s.time, s.heads, s.value_dim}}},
+      .run =
+          [s](Inputs in) {
+            return std::vector{state_memory_attention(in[0], in[1], in[2], in[3], s.memory_chunk,
+                                                      {.gate = in[4], .base = in[5]})
+                                   .o};
+          },
+      .cost = [=](Pass p) { return state_memory_attention_cost(p, s, t); }};
+}
+
 LinearAttentionSize mamba2_size(int64_t batch, int64_t time, int64_t heads) {
   return {.batch = batch, .time = time, .heads = heads, .key_dim = 128, .value_dim = 64};
 }
@@ -197,6 +217,11 @@ std::vector<BenchRow> recurrence_bench_rows() {
        [](DType t) { return step_case(t, delta_size(64, 1, 6, 64, 128), true); }, Where::cuda},
       {"kda_step", "B256 H6 K64 V128",
        [](DType t) { return step_case(t, delta_size(256, 1, 6, 64, 128), true); }, Where::cuda},
+      {"state_memory_attention", "B1 T1024 H16 N128 P64 S64",
+       [](DType t) {
+         return state_memory_case(t, {.batch = 1, .time = 1024, .heads = 16, .memory_chunk = 64});
+       },
+       Where::cpu},
       {"gated_delta_rule", "B1 T1024 H6 K64 V128",
        [](DType t) { return delta_rule_case(t, delta_size(1, 1024, 6, 64, 128)); }, Where::cpu},
       {"kda", "B1 T1024 H6 K64 V128",
