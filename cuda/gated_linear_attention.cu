@@ -2,6 +2,7 @@
 // (cuda/gated_linear_attention_fwd.cu, _bwd.cu).
 #include "cuda/linear_attention_fast.cuh"
 #include "cuda/ordered_sum.cuh"
+#include "ops/rows.h"
 #include "tensor/device_flags.h"
 
 namespace ebb::gpu::linear_attention {
@@ -45,6 +46,12 @@ Attention<device_t<T>> make_attention(const LinearAttentionProblem& p, const Cut
   Attention<device_t<T>> d;
   d.q = ptr<T>(p.q), d.k = ptr<T>(p.k), d.v = ptr<T>(p.v);
   d.g = ptr<float>(p.g), d.beta = ptr<float>(p.weight), d.h0 = ptr<float>(p.h0);
+  const auto step_of = [](const Tensor& t) {
+    Rows r;
+    rows_in_place(t, 2, &r);
+    return r.stride;
+  };
+  d.q_step = step_of(p.q), d.k_step = step_of(p.k), d.v_step = step_of(p.v);
   d.skip = ptr<float>(p.skip);
   d.a = d.values = nullptr;
   d.states = ptr<T>(saved.states), d.partials = ptr<T>(saved.partials);

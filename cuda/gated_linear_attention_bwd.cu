@@ -39,7 +39,7 @@ template <class T, int SLABS>
 __device__ void load_stage(const Backward<T>& p, Span span, int h, int v0,
                            ReverseStage<T, SLABS>& s) {
   if constexpr (ReverseStage<T, SLABS>::kAllSlabs)
-    for (int slab = 0; slab < SLABS; ++slab) load_keys(p.q, p, span, h, slab, s.q[slab]);
+    for (int slab = 0; slab < SLABS; ++slab) load_queries(p, span, h, slab, s.q[slab]);
   load_tile(s.d_o, row_length<T>(kScanColumns), kTileRows, kScanColumns,
             p.d_o + p.value_at(span.first, h) + v0, p.value_stride(), span.rows,
             min(kScanColumns, p.value_dim - v0));
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
         d = from_float<T>(p.scale * now.gates.gamma[r] * to_float(d));
       }
       if (!Stage::kAllSlabs) {
-        load_keys(p.q, p, span, h, 0, now.q[0]);
+        load_queries(p, span, h, 0, now.q[0]);
         wait_copies();
       }
       __syncthreads();
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
       for (int slab = 0; slab < SLABS; ++slab) {  // 3
         if (!Stage::kAllSlabs && slab > 0) {
           __syncthreads();
-          load_keys(p.q, p, span, h, slab, now.q[0]);
+          load_queries(p, span, h, slab, now.q[0]);
           wait_copies();
           __syncthreads();
         }
@@ -187,8 +187,8 @@ __global__ void __launch_bounds__(kTileThreads) value_kernel(Backward<T> p) {
     Accumulator<T, 64> acc;
     acc.clear();
     for (int slab = 0; 64 * slab < p.key_dim; ++slab) {  // 1
-      load_keys(p.q, p, span, h, slab, s.p);
-      load_keys(p.k, p, span, h, slab, s.k);
+      load_queries(p, span, h, slab, s.p);
+      load_keys(p, span, h, slab, s.k);
       wait_copies();
       __syncthreads();
       multiply<Stored::rows, Stored::columns>(acc, s.p, ld, s.k, ld, 64);
@@ -204,10 +204,10 @@ __global__ void __launch_bounds__(kTileThreads) value_kernel(Backward<T> p) {
       const int cols = min(64, p.value_dim - v0);
       const int64_t at = p.value_at(span.first, h) + v0;
       load_tile(s.d_o, ld, kTileRows, 64, p.d_o + at, p.value_stride(), span.rows, cols);
-      load_tile(s.v, ld, kTileRows, 64, p.v + at, p.value_stride(), span.rows, cols);
+      load_tile(s.v, ld, kTileRows, 64, p.v_row(span.first, h) + v0, p.v_step, span.rows, cols);
       acc.clear();
       for (int slab = 0; 64 * slab < p.key_dim; ++slab) {  // 2
-        load_keys(p.k, p, span, h, slab, s.k);
+        load_keys(p, span, h, slab, s.k);
         load_tile(s.state, ld, 64, 64,
                   p.dstates + p.state_at(chunk, h) + int64_t(64 * slab) * p.value_dim + v0,
                   p.value_dim, slab_width(p, slab), cols);
@@ -277,7 +277,8 @@ __device__ __forceinline__ void load_value_tiles(const Backward<T>& p, Span span
   const int64_t at = p.value_at(span.first, h) + v0;
   load_tile(s.u.v.d_o, ld_v, kTileRows, kScanColumns, p.d_o + at, p.value_stride(), span.rows,
             cols);
-  load_tile(s.u.v.v, ld_v, kTileRows, kScanColumns, p.v + at, p.value_stride(), span.rows, cols);
+  load_tile(s.u.v.v, ld_v, kTileRows, kScanColumns, p.v_row(span.first, h) + v0, p.v_step,
+            span.rows, cols);
 }
 
 // Step 2 of key_kernel: s.z and s.crossing.
@@ -334,8 +335,8 @@ __device__ __forceinline__ float key_gradients(const Backward<T>& p, Span span, 
     multiply<Stored::rows, Stored::columns>(y, s.u.v.v, ld_v, s.u.v.dstate, ld_v, kScanColumns);
     __syncthreads();
   }
-  load_keys(p.q, p, span, h, slab, s.u.k.q);
-  load_keys(p.k, p, span, h, slab, s.u.k.k);
+  load_queries(p, span, h, slab, s.u.k.q);
+  load_keys(p, span, h, slab, s.u.k.k);
   x.each([&](int r, int, float& v) { v *= p.scale * s.gates.gamma[r]; });
   y.each([&](int r, int, float& v) { v *= s.gates.tail[r] * s.gates.beta[r]; });
   wait_copies();
@@ -397,8 +398,8 @@ __global__ void __launch_bounds__(kTileThreads) key_kernel(Backward<T> p) {
 #pragma unroll
     for (int slab = 0; slab < SLABS; ++slab) {  // 1
       dq[slab].clear(), dk[slab].clear();
-      load_keys(p.q, p, span, first, slab, s.u.k.q);
-      load_keys(p.k, p, span, first, slab, s.u.k.k);
+      load_queries(p, span, first, slab, s.u.k.q);
+      load_keys(p, span, first, slab, s.u.k.k);
       wait_copies();
       __syncthreads();
       multiply<Stored::rows, Stored::columns>(qk, s.u.k.q, ld, s.u.k.k, ld, 64);

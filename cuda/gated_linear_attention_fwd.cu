@@ -26,10 +26,9 @@ template <class T, int SLABS>
 __device__ void load_stage(const Attention<T>& p, Span span, int h, int v0,
                            WriteStage<T, SLABS>& s) {
   if constexpr (WriteStage<T, SLABS>::kAllSlabs)
-    for (int slab = 0; slab < SLABS; ++slab) load_keys(p.k, p, span, h, slab, s.k[slab]);
-  load_tile(s.v, row_length<T>(kScanColumns), kTileRows, kScanColumns,
-            p.v + p.value_at(span.first, h) + v0, p.value_stride(), span.rows,
-            min(kScanColumns, p.value_dim - v0));
+    for (int slab = 0; slab < SLABS; ++slab) load_keys(p, span, h, slab, s.k[slab]);
+  load_tile(s.v, row_length<T>(kScanColumns), kTileRows, kScanColumns, p.v_row(span.first, h) + v0,
+            p.v_step, span.rows, min(kScanColumns, p.value_dim - v0));
 }
 
 // Item (sequence, head, 32 columns of V). The state is held in registers, [64·SLABS,32] f32, and
@@ -78,7 +77,7 @@ __global__ void __launch_bounds__(kTileThreads)
         v = from_float<T>(to_float(v) * now.gates.tail[r] * now.gates.beta[r]);
       }
       if (!Stage::kAllSlabs) {
-        load_keys(p.k, p, span, h, 0, now.k[0]);
+        load_keys(p, span, h, 0, now.k[0]);
         wait_copies();
       }
       __syncthreads();
@@ -101,7 +100,7 @@ __global__ void __launch_bounds__(kTileThreads)
       for (int slab = 0; slab < SLABS; ++slab) {  // 3
         if (!Stage::kAllSlabs && slab > 0) {
           __syncthreads();
-          load_keys(p.k, p, span, h, slab, now.k[0]);
+          load_keys(p, span, h, slab, now.k[0]);
           wait_copies();
           __syncthreads();
         }
@@ -162,8 +161,8 @@ __global__ void __launch_bounds__(kTileThreads) read_kernel(Attention<T> p, T* o
     scores.clear();
     out.clear();
     for (int slab = 0; 64 * slab < p.key_dim; ++slab) {  // 1
-      load_keys(p.q, p, span, h, slab, s.q);
-      load_keys(p.k, p, span, h, slab, s.k);
+      load_queries(p, span, h, slab, s.q);
+      load_keys(p, span, h, slab, s.k);
       load_tile(s.s, ld, 64, 64,
                 p.states + p.state_at(chunk, h) + int64_t(64 * slab) * p.value_dim + v0,
                 p.value_dim, slab_width(p, slab), cols);
@@ -173,8 +172,7 @@ __global__ void __launch_bounds__(kTileThreads) read_kernel(Attention<T> p, T* o
       multiply<Stored::rows, Stored::rows>(out, s.q, ld, s.s, ld, 64);
       __syncthreads();
     }
-    load_tile(s.s, ld, kTileRows, 64, p.v + p.value_at(span.first, h) + v0, p.value_stride(),
-              span.rows, cols);
+    load_tile(s.s, ld, kTileRows, 64, p.v_row(span.first, h) + v0, p.v_step, span.rows, cols);
     const float skip = p.skip ? p.skip[h] : 0.f;
     scores.put(s.q, ld, [&](int r, int c, float v) {  // 2
       if (c > r) return 0.f;

@@ -18,7 +18,19 @@ struct Attention : Problem<T> {
   const float* skip = {};  // [H] or null
   T* partials = {};        // M before each chunk [chunks,H,K,V], where pieces > 1 and M is wanted
   int rows = 0, pieces = 1;
+  int64_t q_step = 0, k_step = 0, v_step = 0;  // elements from token to token
 
+  // The rows of a head at token t.
+  __device__ __forceinline__ const T* q_row(int64_t t, int h) const {
+    return this->q + t * q_step + group(h) * this->key_dim;
+  }
+  __device__ __forceinline__ const T* k_row(int64_t t, int h) const {
+    return this->k + t * k_step + group(h) * this->key_dim;
+  }
+  __device__ __forceinline__ const T* v_row(int64_t t, int h) const {
+    return this->v + t * v_step + int64_t(h) * this->value_dim;
+  }
+  __host__ __device__ int64_t group(int h) const { return h / (this->value_heads / this->heads); }
   __host__ __device__ int64_t gate_at(int64_t t, int h) const { return t * this->value_heads + h; }
 };
 
@@ -59,6 +71,19 @@ __device__ __forceinline__ void fetch_gates(GateLoader& loader, const Attention<
     loader.g[e] = i < span.rows ? p.g[at] : 0.f;
     loader.beta[e] = i < span.rows ? (p.beta ? p.beta[at] : 1.f) : 0.f;
   }
+}
+
+// s [64, row_length(64)] = a slab of the chunk's q or k, zeros around it.
+template <class T>
+__device__ __forceinline__ void load_queries(const Attention<T>& p, Span span, int h, int slab,
+                                             T* s) {
+  load_tile(s, row_length<T>(64), kTileRows, 64, p.q_row(span.first, h) + 64 * slab, p.q_step,
+            span.rows, slab_width(p, slab));
+}
+template <class T>
+__device__ __forceinline__ void load_keys(const Attention<T>& p, Span span, int h, int slab, T* s) {
+  load_tile(s, row_length<T>(64), kTileRows, 64, p.k_row(span.first, h) + 64 * slab, p.k_step,
+            span.rows, slab_width(p, slab));
 }
 
 // A scanning block's columns of states [...,K,V] in T, entry `index` (state_at).

@@ -51,10 +51,10 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(AttentionBackward 
       ReverseStage<SLABS>& to = s.stage[i % 3];
       const int64_t chunk = steps - 1 - i;
       const Span span = walk.span(p, chunk);
-      const int64_t key = p.key_at(span.first, h);
 #pragma unroll
       for (int j = 0; j < SLABS; ++j)
-        mover.fetch(to.q[j], p.q + key + 64 * j, p.key_stride(), span.rows, p.key_dim - 64 * j);
+        mover.fetch(to.q[j], p.q_row(span.first, h) + 64 * j, p.q_step, span.rows,
+                    p.key_dim - 64 * j);
       mover.fetch(to.d_o, p.d_o + p.value_at(span.first, h) + v0, p.value_stride(), span.rows,
                   cols);
       mover.fetch_gates(to.gates, p.gates_of(walk.first + chunk, h));
@@ -444,7 +444,7 @@ __device__ __forceinline__ void fetch_head(const AttentionBackward& p, const Par
                                            HeadStage<SLABS>& to) {
   const TileMover<kThreads> mover{int(threadIdx.x)};
   const int64_t value = p.value_at(at.span.first, h), state = p.state_at(at.chunk, h);
-  mover.fetch(to.v, p.v + value, p.value_stride(), at.span.rows, p.value_dim);
+  mover.fetch(to.v, p.v_row(at.span.first, h), p.v_step, at.span.rows, p.value_dim);
   mover.fetch(to.d_o, p.d_o + value, p.value_stride(), at.span.rows, p.value_dim);
 #pragma unroll
   for (int j = 0; j < SLABS; ++j) {
@@ -520,12 +520,11 @@ __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(AttentionBackward
     const PartOfChunk at(p, item);
     if (at.span.rows == 0) continue;
     const TileMover<kThreads> mover{int(threadIdx.x)};
-    const int64_t key = p.key_at(at.span.first, at.first);
 #pragma unroll
     for (int j = 0; j < SLABS; ++j) {
       const int width = p.key_dim - 64 * j;
-      mover.fetch(s.q[j], p.q + key + 64 * j, p.key_stride(), at.span.rows, width);
-      mover.fetch(s.k[j], p.k + key + 64 * j, p.key_stride(), at.span.rows, width);
+      mover.fetch(s.q[j], p.q_row(at.span.first, at.first) + 64 * j, p.q_step, at.span.rows, width);
+      mover.fetch(s.k[j], p.k_row(at.span.first, at.first) + 64 * j, p.k_step, at.span.rows, width);
     }
     fetch_head(p, at, at.first, s.stage[0]);
     if (threadIdx.x < kThreads / 2)

@@ -1,7 +1,7 @@
 // Gated linear attention in bf16 on tensor cores, forward: the gates of every chunk, then one scan
 // with the read-out (cuda/linear_attention_fast.cuh).
 #include "cuda/linear_attention_fast.cuh"
-#include "tensor/device_flags.h"
+#include "ops/rows.h"
 
 namespace ebb::gpu::linear_attention {
 namespace {
@@ -157,14 +157,13 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(FastAttention p, bf16
     const auto fetch = [&](int i) {
       Stage<SLABS>& to = s.stage[i % 3];
       const Span span = walk.span(p, i);
-      const int64_t key = p.key_at(span.first, h);
 #pragma unroll
       for (int j = 0; j < SLABS; ++j) {
         const int width = p.key_dim - 64 * j;
-        mover.fetch(to.q[j], p.q + key + 64 * j, p.key_stride(), span.rows, width);
-        mover.fetch(to.k[j], p.k + key + 64 * j, p.key_stride(), span.rows, width);
+        mover.fetch(to.q[j], p.q_row(span.first, h) + 64 * j, p.q_step, span.rows, width);
+        mover.fetch(to.k[j], p.k_row(span.first, h) + 64 * j, p.k_step, span.rows, width);
       }
-      mover.fetch(to.v, p.v + p.value_at(span.first, h) + v0, p.value_stride(), span.rows, cols);
+      mover.fetch(to.v, p.v_row(span.first, h) + v0, p.v_step, span.rows, cols);
       mover.fetch_gates(to.gates, p.gates_of(walk.first + i, h));
     };
     const auto store = [&](int i) {
@@ -213,7 +212,9 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(FastAttention p, bf16
 
 bool fast_attention(const LinearAttentionProblem& p) {
   const auto aligned = [](const Tensor& t) {
-    return reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
+    Rows r;
+    rows_in_place(t, 2, &r);
+    return rows_aligned(r, 8);
   };
   return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
          p.memory_chunk == 0 && p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() <= 64 &&

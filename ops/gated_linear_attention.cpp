@@ -1,6 +1,7 @@
 #include "ops/gated_linear_attention.h"
 
 #include "ops/delta_rule_checks.h"
+#include "ops/rows.h"
 
 namespace ebb {
 namespace {
@@ -15,6 +16,12 @@ Tensor empty_state(const LinearAttentionProblem& p) {
                        p.g.device());
 }
 
+// q, k or v as the backends read it.
+Tensor readable(const Tensor& t) {
+  Rows r;
+  return t.on_cuda() && rows_in_place(t, 2, &r) ? t : t.contiguous();
+}
+
 LinearAttentionProblem checked(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
                                const Tensor& h0, const LinearAttentionOptions& options) {
   const Tensor &weight = options.weight.value(), &skip = options.skip.value();
@@ -27,9 +34,9 @@ LinearAttentionProblem checked(const Tensor& q, const Tensor& k, const Tensor& v
   check(options.chunk >= 1, "{}: chunk is {}, want at least 1", kOp, options.chunk);
   check(options.memory_chunk >= 0 && options.memory_chunk < (1 << 30),
         "{}: memory_chunk is {}, want 1...2^30, or 0 for none", kOp, options.memory_chunk);
-  LinearAttentionProblem p{.q = q.contiguous(),
-                           .k = k.contiguous(),
-                           .v = v.contiguous(),
+  LinearAttentionProblem p{.q = readable(q),
+                           .k = readable(k),
+                           .v = readable(v),
                            .g = g.contiguous(),
                            .weight = weight ? weight.contiguous() : Tensor(),
                            .skip = skip ? skip.contiguous() : Tensor(),

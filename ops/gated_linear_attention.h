@@ -73,7 +73,8 @@ Cost gated_linear_attention_cost(Pass pass, const LinearAttentionSize& s, DType 
                                  bool saves = true);
 Cost gated_linear_attention_step_cost(const LinearAttentionSize& s, DType dtype);  // time: not used
 
-// What the backends see: checked, dense tensors.
+// What the backends see: checked, dense tensors. On the GPU only the heads of a token need be dense
+// in q, k and v: tokens may lie apart, as in slices of a wider projection (ops/rows.h).
 struct LinearAttentionProblem {
   Tensor q = {}, k = {}, v = {}, g = {};
   Tensor h0 = {};      // undefined: zero

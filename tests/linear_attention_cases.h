@@ -89,6 +89,35 @@ TEST_P(LinearAttention, B18NothingIsReadBehindTheLastToken) {
   }
 }
 
+// Heads of a wider projection, as a model's convolution gives them, are read where they lie.
+TEST_P(LinearAttention, SlicesOfAProjection) {
+  const int64_t sizes[][3] = {{128, 64, 0}, {16, 24, 0}, {16, 24, 1}};  // K, V, columns before
+  for (const auto& [k, v, before] : sizes)
+    for (const DType dtype : {DType::f32, low()}) {
+      const GlaInputs in = gla_inputs(
+          {.batch = 2, .time = 130, .groups = 1, .heads = 3, .key_dim = k, .value_dim = v});
+      GlaInputs sliced = in;
+      const int64_t width = before + 2 * k + 3 * v + 8;
+      const Tensor wide =
+          Tensor::full({2, 130, width}, std::numeric_limits<double>::quiet_NaN(), dtype, device());
+      int64_t at = before;
+      for (Tensor* t : {&sliced.v, &sliced.k, &sliced.q}) {
+        const int64_t columns = t->size(2) * t->size(3);
+        const Tensor slice = wide.slice(2, at, at + columns);
+        slice.copy_(t->reshape({2, 130, columns}).to(dtype, device()));
+        *t = slice.view(t->shape());
+        at += columns;
+      }
+      // Other kernels where the slices are not aligned.
+      const double limit = before && dtype == DType::bf16 ? 1.5e-2 : 1e-6;
+      const auto a = fields(run(in, dtype, device())), b = fields(run(sliced, dtype, device()));
+      for (size_t i = 0; i < a.size(); ++i)
+        if (a[i].defined()) {
+          EXPECT_LE(relative_error(b[i], a[i]), limit) << kGlaNames[i];
+        }
+    }
+}
+
 // mamba#503: an offset overshot where one tile was larger than another.
 TEST_P(LinearAttention, B30EveryShapeOfTile) {
   const int64_t sizes[][2] = {{1, 1},    {8, 8},    {16, 64},   {64, 16},  {72, 40},

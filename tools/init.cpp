@@ -129,8 +129,10 @@ void print_deviation(const std::vector<HeadReport>& gates) {
     if (g.target_sensitivity > 0)
       sensitivity = std::max(sensitivity, std::abs(g.sensitivity - g.target_sensitivity));
   }
-  fmt::print("\nlargest deviation from the targets: timescale {:.1e} of it, sensitivity {:.1e}\n",
-             timescale, sensitivity);
+  fmt::print("\nlargest deviation from the targets: timescale {:.1e} of it", timescale);
+  // Mamba-2's rule has no sensitivities to aim at.
+  const bool aimed = !gates.empty() && gates[0].target_sensitivity > 0;
+  fmt::print("{}\n", aimed ? fmt::format(", sensitivity {:.1e}", sensitivity) : "");
 }
 
 void run(const Options& o) {
