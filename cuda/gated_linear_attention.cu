@@ -28,8 +28,10 @@ void sum_chunks(const Tensor& partial, const Tensor& out) {
 
 Cut::Cut(const LinearAttentionProblem& p) {
   const int64_t longest = std::clamp<int64_t>(p.chunk, 16, kChunk);
+  // No run is longer than the longest sequence needs.
   const int64_t length = p.layout.is_packed() ? p.layout.max_length() : p.time();
-  run = p.memory_chunk ? std::min(p.memory_chunk, std::max<int64_t>(1, length)) : longest;
+  const int64_t needed = std::max<int64_t>(1, ceil_div(length, longest)) * longest;
+  run = p.memory_chunk ? std::min(p.memory_chunk, needed) : longest;
   pieces = int(ceil_div(run, longest));
   rows = int(ceil_div(run, pieces));
   chunks = p.layout.chunk_count(p.batch(), p.time(), run) * pieces;

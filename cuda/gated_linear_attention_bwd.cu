@@ -448,7 +448,7 @@ void gated_linear_attention_bwd(const LinearAttentionProblem& problem,
                                 const Tensor& dht, const Tensor& dcontributions,
                                 const LinearAttentionGradients& grads) {
   using namespace linear_attention;
-  if (saved.gates) return fast_attention_bwd(problem, saved, d_o, dht, grads);
+  if (saved.gates) return fast_attention_bwd(problem, saved, d_o, dht, dcontributions, grads);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups(), k = problem.key_dim();

@@ -199,7 +199,7 @@ LinearAttentionSaved gated_linear_attention_fwd(const LinearAttentionProblem& pr
                                                 const Tensor& o, const Tensor& ht,
                                                 const Tensor& contributions) {
   using namespace linear_attention;
-  if (fast_attention(problem)) return fast_attention_fwd(problem, o, ht);
+  if (fast_attention(problem)) return fast_attention_fwd(problem, o, ht, contributions);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), k = problem.key_dim(), v = problem.value_dim();

@@ -1,6 +1,7 @@
 // The tensor-core kernels of gated linear attention in bf16, for chunks of 64 tokens, K <= 128 and
-// V <= 64, both multiples of 8, without contributions: linear_attention_fast_fwd.cu (gates, the
-// fused scan), linear_attention_fast_bwd.cu (the reverse scan, the gradients of every chunk).
+// V <= 64, both multiples of 8, and runs that are multiples of 64: linear_attention_fast_fwd.cu
+// (gates, the fused scan, contributions), linear_attention_fast_bwd.cu (the reverse scan, the
+// gradients of every chunk).
 // States lie transposed, [chunks,H,V,K], as in cuda/delta_fast.cuh, whose gates (beta: the weights)
 // and fragments these are.
 #pragma once
@@ -84,9 +85,9 @@ bool fast_attention(const LinearAttentionProblem& p);
 FastAttention make_fast_attention(const LinearAttentionProblem& p, const Cut& cut,
                                   const LinearAttentionSaved& saved, const Tensor& run_before);
 LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& p, const Tensor& o,
-                                        const Tensor& ht);
+                                        const Tensor& ht, const Tensor& contributions);
 void fast_attention_bwd(const LinearAttentionProblem& p, const LinearAttentionSaved& saved,
-                        const Tensor& d_o, const Tensor& dht,
+                        const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions,
                         const LinearAttentionGradients& grads);
 
 // In how many parts the heads of a group are dealt to blocks: as few as give every multiprocessor

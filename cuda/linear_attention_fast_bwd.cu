@@ -9,32 +9,52 @@ namespace {
 constexpr int kThreads = 256;
 
 struct AttentionBackward : FastAttention {
-  const bf16_t* d_o = {};                // [tokens,H,V]
-  const float* dht = {};                 // [N,H,K,V] or null
-  bf16_t* dstates = {};                  // Dᵀ after each chunk [chunks,H,V,K]
-  bf16_t *dq = {}, *dk = {}, *dv = {};   // null: not wanted (or as f32 terms)
+  const bf16_t* d_o = {};               // [tokens,H,V]
+  const float* dht = {};                // [N,H,K,V] or null
+  const bf16_t* dcontributions = {};    // [runs,H,K,V] or null
+  float* through_run = {};              // [runs,H]: e^{Σ g of the run} <S before it, its gradient>
+  bf16_t* dstates = {};                 // (D+E)ᵀ after each chunk [chunks,H,V,K]
+  bf16_t *dq = {}, *dk = {}, *dv = {};  // null: not wanted (or as f32 terms)
   float *dq_terms = {}, *dk_terms = {};  // [tokens,G·parts,K]: sums of a part of the heads
   float *dg = {}, *dweight = {}, *dh0 = {}, *dskip = {};  // dskip: [chunks,H]
   int parts = 1;
 };
 
-template <int SLABS>
+template <int SLABS, bool MEMORY>
 struct ReverseStage {
   SwizzledTile q[SLABS], d_o;
+  SwizzledTile run[MEMORY ? SLABS : 1];  // [K,V]: the gradient of the contribution that ends here
   FastGates gates;
 };
-template <int SLABS>
+template <int SLABS, bool MEMORY>
 struct ReverseShared {
-  ReverseStage<SLABS> stage[3];
+  ReverseStage<SLABS, MEMORY> stage[3];
   SwizzledTile states[2][SLABS];  // [V,K]
 };
 
+// a = the left operands of state + decay·run.
+template <int SLABS, int RUNS>
+__device__ __forceinline__ void add_run(unsigned (&a)[4 * SLABS][4],
+                                        const float (&state)[SLABS][8][4],
+                                        const unsigned (&run)[RUNS][4][4], float decay) {
+#pragma unroll
+  for (int k = 0; k < 4 * SLABS; ++k)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float(&x)[4] = state[k / 4][2 * k % 8 + (e >> 1)];
+      const unsigned y = run[RUNS == 1 ? 0 : k / 4][k % 4][e];
+      const int i = 2 * (e & 1);
+      a[k][e] = pack_bf16(x[i] + decay * low_half(y), x[i + 1] + decay * high_half(y));
+    }
+}
+
 // Block (sequence, head, 64 columns of V), Dᵀ in the registers of the first group, 16 columns of V
-// a warp. Per chunk, from the last: 1 D out. 2 D = γ_n D + qᵀ (scale γ dO). The second group
-// fetches two steps ahead and stores one behind; one barrier a step.
-template <int SLABS>
+// a warp. Per chunk, from the last: 1 D+E out, where E is the gradient of the run's contribution
+// times the decay up to the run's end. 2 D = γ_n D + qᵀ (scale γ dO). The second group fetches two
+// steps ahead and stores one behind; one barrier a step.
+template <int SLABS, bool MEMORY>
 __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(AttentionBackward p) {
-  auto& s = swizzled_shared<ReverseShared<SLABS>>();
+  auto& s = swizzled_shared<ReverseShared<SLABS, MEMORY>>();
   const Lane l;
   const int warp = (int(threadIdx.x) >> 5) & 3;
   const bool scans = threadIdx.x < kThreads / 2;
@@ -48,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(AttentionBackward 
     const PieceWalk walk(p, n);
     const int steps = int(walk.count);
     const auto fetch = [&](int i) {
-      ReverseStage<SLABS>& to = s.stage[i % 3];
+      ReverseStage<SLABS, MEMORY>& to = s.stage[i % 3];
       const int64_t chunk = steps - 1 - i;
       const Span span = walk.span(p, chunk);
 #pragma unroll
@@ -58,6 +78,12 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(AttentionBackward 
       mover.fetch(to.d_o, p.d_o + p.value_at(span.first, h) + v0, p.value_stride(), span.rows,
                   cols);
       mover.fetch_gates(to.gates, p.gates_of(walk.first + chunk, h));
+      if (!MEMORY || (chunk + 1) % p.pieces != 0) return;
+      const int64_t run = p.state_at((walk.first + chunk) / p.pieces, h) + v0;
+#pragma unroll
+      for (int j = 0; j < SLABS; ++j)
+        mover.fetch(to.run[MEMORY ? j : 0], p.dcontributions + run + int64_t(64 * j) * p.value_dim,
+                    p.value_dim, p.key_dim - 64 * j, cols);
     };
     const auto store = [&](int i) {
       bf16_t* to = p.dstates + p.state_at(walk.first + steps - 1 - i, h) + int64_t(v0) * p.key_dim;
@@ -66,6 +92,8 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(AttentionBackward 
         mover.store(to + 64 * j, p.key_dim, s.states[i & 1][j], cols, p.key_dim - 64 * j);
     };
     float state[SLABS][8][4];
+    unsigned run[MEMORY ? SLABS : 1][4][4];  // as left operands
+    float decay = 1;
     if (scans) {
       read_transposed<SLABS>(state, p.dht ? p.dht + state_at : nullptr, p.key_dim, p.value_dim,
                              v0 + 16 * warp, l);
@@ -77,9 +105,19 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(AttentionBackward 
       publish_tiles();
       __syncthreads();
       if (scans) {
-        const ReverseStage<SLABS>& now = s.stage[i % 3];
+        const ReverseStage<SLABS, MEMORY>& now = s.stage[i % 3];
         unsigned a[4 * SLABS][4], d[4][4], scaled[4][4];
         state_as_left<SLABS>(a, state);  // 1
+        if (MEMORY) {
+          if ((steps - i) % p.pieces == 0) {
+            decay = 1;
+#pragma unroll
+            for (int j = 0; j < SLABS; ++j)
+              load_values(run[MEMORY ? j : 0], now.run[MEMORY ? j : 0], warp, l);
+          }
+          add_run<SLABS>(a, state, run, decay);
+          decay *= now.gates.total[0];
+        }
         put_state<SLABS>(s.states[i & 1], a, warp);
         load_values(d, now.d_o, warp, l);  // 2
         scale_left(scaled, d, l, [&](int t) {
@@ -102,6 +140,25 @@ __global__ void __launch_bounds__(kThreads, 1) reverse_kernel(AttentionBackward 
     if (!scans && steps > 0) store(steps - 1);
     if (scans && p.dh0)
       write_transposed<SLABS>(p.dh0 + state_at, state, p.key_dim, p.value_dim, v0 + 16 * warp, l);
+    __syncthreads();
+  }
+}
+
+// Block (run, head): e^{Σ g of the run} <S before it, dcontribution>. It is what <S,D+E> holds too
+// much at each of the run's chunks, where only <S,D> and what the run itself has written may count.
+__global__ void __launch_bounds__(kThreads) run_product_kernel(AttentionBackward p) {
+  __shared__ float s_scratch[32];
+  const int size = p.key_dim * p.value_dim;
+  for (int64_t item = blockIdx.x; item < p.chunks / p.pieces * p.value_heads; item += gridDim.x) {
+    const int h = int(item % p.value_heads);
+    const int64_t first = item / p.value_heads * p.pieces;
+    const bf16_t *state = p.states + p.state_at(first, h), *run = p.dcontributions + item * size;
+    float sum = 0;
+    for (int i = int(threadIdx.x); i < size; i += kThreads)
+      sum += to_float(state[i]) * to_float(run[i % p.key_dim * p.value_dim + i / p.key_dim]);
+    sum = block_sum(sum, s_scratch);
+    for (int i = 0; i < p.pieces; ++i) sum *= p.gates_of(first + i, h).total[0];
+    if (threadIdx.x == 0) p.through_run[item] = sum;
     __syncthreads();
   }
 }
@@ -395,6 +452,7 @@ __device__ __forceinline__ void write_gate_gradients(const AttentionBackward& p,
   float carry = 0;
   for (int w = 0; w < 8; ++w) carry += s.carry[w];
   carry *= total;
+  if (p.through_run) carry -= p.through_run[chunk / p.pieces * p.value_heads + h];
   float after[2], before[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
@@ -518,7 +576,11 @@ __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(AttentionBackward
   const int warp = (int(threadIdx.x) >> 5) & 3;
   for (int64_t item = blockIdx.x; item < p.chunks * p.heads * p.parts; item += gridDim.x) {
     const PartOfChunk at(p, item);
-    if (at.span.rows == 0) continue;
+    if (at.span.rows == 0) {
+      for (int i = int(threadIdx.x); p.dskip && i < at.count; i += kThreads)
+        p.dskip[at.chunk * p.value_heads + at.first + i] = 0.f;
+      continue;
+    }
     const TileMover<kThreads> mover{int(threadIdx.x)};
 #pragma unroll
     for (int j = 0; j < SLABS; ++j) {
@@ -538,7 +600,7 @@ __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(AttentionBackward
 }  // namespace
 
 void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAttentionSaved& saved,
-                        const Tensor& d_o, const Tensor& dht,
+                        const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions,
                         const LinearAttentionGradients& grads) {
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups(), k = problem.key_dim();
@@ -552,6 +614,8 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
   };
   const Tensor dq_terms = terms(grads.dq), dk_terms = terms(grads.dk);
   const Tensor dskip = grads.dskip ? Tensor::empty({cut.chunks, h}, DType::f32, device) : Tensor();
+  const int64_t runs = cut.chunks / cut.pieces * h;
+  const Tensor through_run = dcontributions ? Tensor::empty({runs}, DType::f32, device) : Tensor();
   const Tensor before = run_offsets(problem, cut);
   const cudaStream_t stream = stream_of(dstates);
   AttentionBackward p{make_fast_attention(problem, cut, saved, before)};
@@ -563,9 +627,19 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
   p.dg = ptr<float>(grads.dg), p.dweight = ptr<float>(grads.dweight);
   p.dh0 = ptr<float>(grads.dh0), p.dskip = ptr<float>(dskip);
   p.parts = parts;
+  p.dcontributions = ptr<bf16>(dcontributions), p.through_run = ptr<float>(through_run);
+  const dim3 scans = grid_of(p.sequences * h * ceil_div(v, 64));
+  if (dcontributions && runs > 0) {
+    run_product_kernel<<<grid_of(runs), kThreads, 0, stream>>>(p);
+    check_launch();
+  }
   visit_fast_slabs(k, [&]<int SLABS>() {
-    launch_fast<ReverseShared<SLABS>>(reverse_kernel<SLABS>, kThreads,
-                                      grid_of(p.sequences * h * ceil_div(v, 64)), stream, p);
+    if (dcontributions)
+      launch_fast<ReverseShared<SLABS, true>>(reverse_kernel<SLABS, true>, kThreads, scans, stream,
+                                              p);
+    else
+      launch_fast<ReverseShared<SLABS, false>>(reverse_kernel<SLABS, false>, kThreads, scans,
+                                               stream, p);
     launch_fast<GradientShared<SLABS>>(gradient_kernel<SLABS>, kThreads,
                                        grid_of(p.chunks * groups * parts), stream, p);
   });

@@ -208,6 +208,81 @@ __global__ void __launch_bounds__(kThreads, 1) scan_kernel(FastAttention p, bf16
   }
 }
 
+constexpr int kRunThreads = 128;
+
+template <int SLABS>
+struct RunStage {
+  SwizzledTile k[SLABS], v;
+  FastGates gates;
+};
+template <int SLABS>
+struct RunShared {
+  RunStage<SLABS> stage[2];
+  SwizzledTile out[SLABS];  // [K,V]
+};
+
+// Block (run, head): what the run's chunks write, in order, as if it began with an empty state.
+template <int SLABS>
+__global__ void __launch_bounds__(kRunThreads) run_kernel(FastAttention p, bf16_t* contributions) {
+  auto& s = swizzled_shared<RunShared<SLABS>>();
+  const Lane l;
+  const int warp = int(threadIdx.x) >> 5;
+  const TileMover<kRunThreads> mover{int(threadIdx.x)};
+  for (int64_t item = blockIdx.x; item < p.chunks / p.pieces * p.value_heads; item += gridDim.x) {
+    const int h = int(item % p.value_heads);
+    const int64_t first = item / p.value_heads * p.pieces;
+    const auto fetch = [&](int i) {
+      RunStage<SLABS>& to = s.stage[i & 1];
+      const Span span = chunk_span(p, first + i);
+#pragma unroll
+      for (int j = 0; j < SLABS; ++j)
+        mover.fetch(to.k[j], p.k_row(span.first, h) + 64 * j, p.k_step, span.rows,
+                    p.key_dim - 64 * j);
+      mover.fetch(to.v, p.v_row(span.first, h), p.v_step, span.rows, p.value_dim);
+      mover.fetch_gates(to.gates, p.gates_of(first + i, h));
+    };
+    float state[SLABS][8][4];
+#pragma unroll
+    for (int n = 0; n < 8 * SLABS; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) state[n / 8][n % 8][e] = 0.f;
+    fetch(0);
+    for (int i = 0; i < p.pieces; ++i) {
+      wait_copies();
+      publish_tiles();
+      __syncthreads();
+      if (i + 1 < p.pieces) fetch(i + 1);
+      const RunStage<SLABS>& now = s.stage[i & 1];
+      unsigned v[4][4], kept[4][4];
+      load_values(v, now.v, warp, l);
+      scale_left(kept, v, l, [&](int t) {
+        const float2 tail = pair(now.gates.tail, t), weight = pair(now.gates.beta, t);
+        return float2{tail.x * weight.x, tail.y * weight.y};
+      });
+      scale_state<SLABS>(state, now.gates.total[0]);
+      warpgroup_begin();
+#pragma unroll
+      for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], kept, now.k[j]);
+      warpgroup_commit();
+      warpgroup_wait<0>();
+      settle_state<SLABS>(state);
+    }
+#pragma unroll
+    for (int j = 0; j < SLABS; ++j) {
+      unsigned a[4][4];
+      values_as_left(a, state[j]);
+      put_values(s.out[j], a, warp);
+    }
+    __syncthreads();
+    bf16_t* to = contributions + item * p.key_dim * p.value_dim;
+#pragma unroll
+    for (int j = 0; j < SLABS; ++j)
+      mover.store(to + int64_t(64 * j) * p.value_dim, p.value_dim, s.out[j], p.key_dim - 64 * j,
+                  p.value_dim);
+    __syncthreads();
+  }
+}
+
 }  // namespace
 
 bool fast_attention(const LinearAttentionProblem& p) {
@@ -217,8 +292,9 @@ bool fast_attention(const LinearAttentionProblem& p) {
     return rows_aligned(r, 8);
   };
   return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
-         p.memory_chunk == 0 && p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() <= 64 &&
-         p.value_dim() % 8 == 0 && aligned(p.q) && aligned(p.k) && aligned(p.v);
+         p.memory_chunk % kChunk == 0 && p.key_dim() <= 128 && p.key_dim() % 8 == 0 &&
+         p.value_dim() <= 64 && p.value_dim() % 8 == 0 && aligned(p.q) && aligned(p.k) &&
+         aligned(p.v);
 }
 
 FastAttention make_fast_attention(const LinearAttentionProblem& problem, const Cut& cut,
@@ -229,7 +305,7 @@ FastAttention make_fast_attention(const LinearAttentionProblem& problem, const C
 }
 
 LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, const Tensor& o,
-                                        const Tensor& ht) {
+                                        const Tensor& ht, const Tensor& contributions) {
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), k = problem.key_dim(), v = problem.value_dim();
   const Cut cut(problem);
@@ -248,6 +324,10 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, c
     launch_fast<ReadScanShared<SLABS>>(scan_kernel<SLABS>, kThreads,
                                        grid_of(p.sequences * h * ceil_div(v, 64)), stream, p,
                                        ptr<bf16>(o), ptr<float>(ht));
+    if (contributions)
+      launch_fast<RunShared<SLABS>>(run_kernel<SLABS>, kRunThreads,
+                                    grid_of(cut.chunks / cut.pieces * h), stream, p,
+                                    ptr<bf16>(contributions));
   });
   return saved;
 }

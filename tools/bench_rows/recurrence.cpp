@@ -111,7 +111,7 @@ BenchCase linear_attention_case(DType t, LinearAttentionSize s) {
 }
 
 // Steps of about 0.05, A_log as a model draws it.
-BenchCase ssd_case(DType t, LinearAttentionSize s) {
+BenchCase ssd_case(DType t, LinearAttentionSize s, int64_t memory = 0) {
   const Shape keys{s.batch, s.time, s.groups, s.key_dim};
   const Shape heads{s.heads};
   return {.inputs = {{.shape = {s.batch, s.time, s.heads, s.value_dim}},
@@ -122,10 +122,11 @@ BenchCase ssd_case(DType t, LinearAttentionSize s) {
                      {.shape = heads, .role = Role::parameter},
                      {.shape = heads, .role = Role::parameter, .std = 0.1}},
           .run =
-              [](Inputs in) {
-                return std::vector{ssd(in[0], in[1], in[2], in[3], in[4], {},
-                                       {.D = in[5], .dt_bias = in[6], .log_A = true})
-                                       .y};
+              [memory](Inputs in) {
+                const SsdOutput r =
+                    ssd(in[0], in[1], in[2], in[3], in[4], {},
+                        {.D = in[5], .dt_bias = in[6], .log_A = true, .memory_chunk = memory});
+                return memory ? std::vector{r.y, r.contributions} : std::vector{r.y};
               },
           .cost = [=](Pass p) { return ssd_cost(p, s, t); }};
 }
@@ -203,6 +204,8 @@ std::vector<BenchRow> recurrence_bench_rows() {
        [](DType t) { return ssd_case(t, mamba2_size(8, 4096, 16)); }, Where::cuda},
       {"ssd", "B2 T8192 H64 P64 N128",
        [](DType t) { return ssd_case(t, mamba2_size(2, 8192, 64)); }, Where::cuda},
+      {"ssd", "B8 T4096 H16 P64 N128 S256",
+       [](DType t) { return ssd_case(t, mamba2_size(8, 4096, 16), 256); }, Where::cuda},
       {"ssd_step", "B64 H16 P64 N128",
        [](DType t) { return ssd_step_case(t, mamba2_size(64, 1, 16)); }, Where::cuda},
       {"ssd_step", "B256 H16 P64 N128",
