@@ -62,6 +62,7 @@ set(EBB_TENSOR_SOURCES
   tensor/graph.cpp
   tensor/file.cpp
   tensor/hash.cpp
+  tensor/json_text.cpp
   tensor/memory.cpp
   tensor/print.cpp
   tensor/random.cpp

@@ -87,7 +87,7 @@ void make_files(const std::string& path, const NiahDataSpec& spec, const Words& 
                {"words_sha256", words_sha256(words)},
                {"samples_sha256", sha256(text)}};
   if (task.haystack == HaystackKind::essay) meta["haystack_sha256"] = essay->sha256();
-  fs::create_directories(fs::path(path).parent_path());
+  make_folders(folder_of(path));
   // The samples last: where they are, the other file is too.
   write_file_atomically(meta_path(path), meta.dump(1) + "\n");
   write_file_atomically(path, text);
@@ -101,13 +101,13 @@ std::vector<NiahSample> read_samples(const std::string& path, const std::string&
   for (int64_t line = 1; begin < text.size(); ++line) {
     const size_t end = std::min(text.find('\n', begin), text.size());
     const std::string where = fmt::format("{}:{}", path, line);
-    const json j =
-        json::parse(text.begin() + long(begin), text.begin() + long(end), nullptr, false);
+    json j;
+    check(parse_json_line(std::string_view(text).substr(begin, end - begin), &j),
+          "{}: not valid JSON", where);
     begin = end + 1;
-    check(!j.is_discarded(), "{}: not valid JSON", where);
     NiahSample s = NiahSample::from_json(j, where, line - 1);
-    check(s.other.value("task", json(spec.task)) == spec.task, "{}: a sample of {}, want {}", where,
-          s.other["task"].dump(), spec.task);
+    const json task = s.other.value("task", json(spec.task));
+    check(task == spec.task, "{}: a sample of {}, want {}", where, task.dump(), spec.task);
     check(ids.insert(s.id.dump()).second, "{}: id {} was there before", where, s.id.dump());
     const std::string of = s.other.value("tokenizer_sha256", std::string());
     check(line == 1 || of == *tokenizer, "{}: made with another tokenizer than line 1", where);

@@ -34,8 +34,8 @@ std::vector<json> read_metrics(const std::string& file, json* notes) {
   int64_t broken = 0, last_broken = 0, lines = 0;
   for (std::string line; std::getline(in, line);) {
     ++lines;
-    json j = json::parse(line, nullptr, false);
-    if (j.is_object() && j.contains("step") && j["step"].is_number()) {
+    json j;
+    if (parse_json_line(line, &j) && j.is_object() && j.contains("step") && j["step"].is_number()) {
       out.push_back(std::move(j));
     } else if (!line.empty()) {
       ++broken;

@@ -29,7 +29,7 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder) {
 }
 
 void save_model(const std::string& folder, const LanguageModel& model, const Tokenizer* tokenizer) {
-  fs::create_directories(folder);
+  make_folders(folder);
   save_safetensors(folder + "/model.safetensors", model.state_dict(), {{"format", "pt"}});
   write_file_atomically(folder + "/config.json", model.config().to_json().dump(1) + "\n");
   if (tokenizer) tokenizer->save(folder);

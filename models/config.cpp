@@ -106,13 +106,17 @@ void validate_mamba2(ConfigReader* r, const ModelConfig& c) {
              fmt::format("\"{}\" does not exist; there are fla, mamba_ssm", c.weight_init));
 }
 
+// Bounds keep products of sizes within 64 bits and a slip of the keyboard from filling memory.
+constexpr int64_t kMost = int64_t(1) << 31;
+
 void validate_delta(ConfigReader* r, const ModelConfig& c) {
   if (c.num_heads > 0 && c.v_heads() % c.num_heads != 0)
     r->error("num_v_heads",
              fmt::format("{} is not a multiple of num_heads {}", c.v_heads(), c.num_heads));
-  if (c.v_dim() < 1 || std::abs(double(c.head_dim) * c.expand_v - double(c.v_dim())) > 1e-6)
-    r->error("expand_v", fmt::format("head_dim·expand_v = {} is not a whole number of channels",
-                                     double(c.head_dim) * c.expand_v));
+  const double width = double(c.head_dim) * c.expand_v;
+  if (!(width >= 1 && width <= double(kMost)) || std::abs(width - double(c.v_dim())) > 1e-6)
+    r->error("expand_v",
+             fmt::format("head_dim·expand_v = {} is not a whole number of channels", width));
   if (c.lower_bound && !(*c.lower_bound < 0))
     r->error("lower_bound", fmt::format("must be negative, got {}", *c.lower_bound));
   if (c.safe_gate && !c.lower_bound)
@@ -129,25 +133,30 @@ void validate(ConfigReader* r, const ModelConfig& c) {
     r->error("model_type", fmt::format("\"{}\" is not supported{}", c.model_type,
                                        near.empty() ? "" : "; did you mean " + near + "?"));
   }
-  const auto positive = [&](const char* key, int64_t v) {
-    if (v < 1) r->error(key, fmt::format("must be at least 1, got {}", v));
+  bool sizes = true;
+  const auto within = [&](const char* key, int64_t v, int64_t most) {
+    if (v >= 1 && v <= most) return;
+    sizes = false;
+    r->error(key, v < 1 ? fmt::format("must be at least 1, got {}", v)
+                        : fmt::format("must be at most {}, got {}", most, v));
   };
-  positive("vocab_size", c.vocab_size);
-  positive("hidden_size", c.hidden_size);
-  positive("num_hidden_layers", c.num_hidden_layers);
-  positive("num_heads", c.num_heads);
-  positive("head_dim", c.head_dim);
+  within("vocab_size", c.vocab_size, kMost);
+  within("hidden_size", c.hidden_size, kMost);
+  within("num_hidden_layers", c.num_hidden_layers, 10000);
+  within("num_heads", c.num_heads, kMost);
+  within("head_dim", c.head_dim, kMost);
   if (c.is_mamba2()) {
-    positive("state_size", c.state_size);
-    positive("expand", c.expand);
-    positive("n_groups", c.n_groups);
-    positive("chunk_size", c.chunk_size);
-    positive("conv_kernel", c.conv_size);
-    validate_mamba2(r, c);
+    within("state_size", c.state_size, kMost);
+    within("expand", c.expand, kMost);
+    within("n_groups", c.n_groups, kMost);
+    within("chunk_size", c.chunk_size, kMost);
+    within("conv_kernel", c.conv_size, 1024);
+    if (sizes) validate_mamba2(r, c);
   } else {
-    positive("num_v_heads", c.v_heads());
-    positive("conv_size", c.conv_size);
-    positive("intermediate_size", c.mlp_width());
+    within("num_v_heads", c.v_heads(), kMost);
+    within("conv_size", c.conv_size, 1024);
+    if (!c.intermediate_size) within("hidden_ratio", c.hidden_ratio, 1 << 20);
+    if (sizes) within("intermediate_size", c.mlp_width(), kMost);
     validate_delta(r, c);
   }
   if (!(c.norm_eps > 0)) r->error("norm_eps", fmt::format("must be positive, got {}", c.norm_eps));

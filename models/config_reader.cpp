@@ -11,27 +11,7 @@ namespace ebb {
 using nlohmann::json;
 
 json read_json(const std::string& file, Comments comments) {
-  const std::string text = read_file(file);
-  try {
-    return json::parse(text, nullptr, true, comments == Comments::allow);
-  } catch (const json::parse_error& e) {
-    // Counted here: the parser says column 0 where a number ends a line.
-    const std::string_view before(text.data(),
-                                  std::min(text.size(), std::max<size_t>(e.byte, 1) - 1));
-    const size_t line = size_t(std::count(before.begin(), before.end(), '\n'));
-    const size_t column = before.size() - (before.rfind('\n') + 1);  // npos + 1 is 0
-    const std::string what = json_problem(e);  // "parse error at line 3, column 5: ..."
-    const size_t at = what.find(": ");
-    fail("{} is not valid JSON: line {}, column {}: {}", file, line + 1, column + 1,
-         at == std::string::npos ? what : what.substr(at + 2));
-  }
-}
-
-std::string json_problem(const json::exception& e) {
-  const std::string what = e.what();
-  const size_t end = what.find("] ");
-  return what.starts_with("[json.exception") && end != std::string::npos ? what.substr(end + 2)
-                                                                         : what;
+  return parse_json(read_file(file), file, comments);
 }
 
 std::string closest(const std::string& word, const std::vector<std::string>& candidates) {

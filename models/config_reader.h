@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "tensor/json_text.h"
+
 namespace ebb {
 
 class ConfigReader {
@@ -68,11 +70,7 @@ class ConfigReader {
 };
 
 // A JSON file. Throws naming the file and, where it is not JSON, line and column.
-enum class Comments { refuse, allow };
 nlohmann::json read_json(const std::string& file, Comments comments = Comments::refuse);
-
-// What a JSON exception says, without the library's own prefix.
-std::string json_problem(const nlohmann::json::exception& e);
 
 // The candidate closest to `word` by edit distance, empty when none is near.
 std::string closest(const std::string& word, const std::vector<std::string>& candidates);

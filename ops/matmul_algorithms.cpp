@@ -5,6 +5,7 @@
 
 #include "ops/matmul.h"
 #include "tensor/check.h"
+#include "tensor/json_text.h"
 
 namespace ebb {
 namespace {
@@ -52,7 +53,7 @@ std::string matmul_algorithms_json() {
 LoadedAlgorithms load_matmul_algorithms(const std::string& text) {
   LoadedAlgorithms result;
   try {
-    const json j = json::parse(text);
+    const json j = parse_json(text, "matmul algorithms");
     const std::string format = j.at("format").get<std::string>();
     check(format == kFormat, "matmul algorithms: format is '{}', want '{}'", format, kFormat);
     const bool usable = kWithCuda && j.at("cublaslt").get<int64_t>() == library_version();
@@ -63,7 +64,7 @@ LoadedAlgorithms load_matmul_algorithms(const std::string& text) {
       if (usable)
         for (const MatmulAlgorithm& a : all) gpu::add_matmul_algorithm(a);
   } catch (const json::exception& e) {
-    fail("matmul algorithms: {}", e.what());
+    fail("matmul algorithms: {}", json_problem(e));
   }
   return result;
 }

@@ -58,11 +58,6 @@ const char* advice(int error) {
        existed ? " (the existing file is unchanged)" : "");
 }
 
-std::string folder_of(const std::string& path) {
-  const std::string folder = std::filesystem::path(path).parent_path().string();
-  return folder.empty() ? "." : folder;
-}
-
 // A new file beside the target, removed again unless it has been renamed.
 class Temporary {
  public:
@@ -157,6 +152,21 @@ void write_file_atomically(const std::string& path, const std::function<void(Fil
 
 void write_file_atomically(const std::string& path, std::string_view bytes) {
   write_file_atomically(path, [&](FileWriter& out) { out.write(bytes); });
+}
+
+std::string folder_of(const std::string& path) {
+  const std::string folder = std::filesystem::path(path).parent_path().string();
+  return folder.empty() ? "." : folder;
+}
+
+void make_folders(const std::string& folder) {
+  check(!folder.empty(), "a folder without a name cannot be made");
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const char* more = error.value() == ENOTDIR  ? "; a part of the path is a file"
+                     : error.value() == ENOENT ? ""
+                                               : advice(error.value());
+  check(!error, "cannot make the folder {}: {}{}", folder, error.message(), more);
 }
 
 void sync_folder(const std::string& folder) {

@@ -40,6 +40,11 @@ class FileWriter {
 void write_file_atomically(const std::string& path, const std::function<void(FileWriter&)>& fill);
 void write_file_atomically(const std::string& path, std::string_view bytes);
 
+// Makes the folder and those above it, where they are missing.
+void make_folders(const std::string& folder);
+// The folder that `path` is to be written into; "." for a bare name.
+std::string folder_of(const std::string& path);
+
 // Makes renames and new names in a folder durable.
 void sync_folder(const std::string& folder);
 

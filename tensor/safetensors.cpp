@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tensor/check.h"
+#include "tensor/json_text.h"
 
 namespace ebb {
 namespace {
@@ -52,27 +53,13 @@ void expect(bool ok, const std::string& path, fmt::format_string<Args...> format
 }
 
 Json parse_header(const std::string& path, const char* text, size_t bytes) {
-  // nlohmann keeps the last of equal keys; here that is a defect.
-  std::vector<std::set<std::string>> open;
-  std::string duplicate;
-  // header, entry, shape: anything deeper is a defect, and quoting it in a message would recurse.
-  constexpr int kMaxDepth = 3;
-  const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
-    expect(depth <= kMaxDepth, path, "the header is nested too deeply");
-    if (event == Json::parse_event_t::object_start) open.emplace_back();
-    if (event == Json::parse_event_t::object_end) open.pop_back();
-    if (event == Json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second)
-      duplicate = value.get<std::string>();
-    return true;
-  };
+  constexpr int kDepth = 3;  // header, entry, shape
   Json header;
   try {
-    header = Json::parse(text, text + bytes, watch);
-  } catch (const Json::exception& e) {
-    fail("{}: the header is not valid JSON ({}); the file is damaged or not safetensors", path,
-         e.what());
+    header = parse_json({text, bytes}, "the header", Comments::refuse, kDepth);
+  } catch (const Error& e) {
+    fail("{}: {}; the file is damaged or not safetensors", path, e.what());
   }
-  expect(duplicate.empty(), path, "'{}' appears twice in the header", duplicate);
   expect(header.is_object(), path, "the header is not a JSON object");
   return header;
 }
@@ -274,7 +261,7 @@ void save_safetensors(const std::string& path,
   try {
     text = header.dump();
   } catch (const Json::exception& e) {
-    fail("{}: a name or metadata value is not UTF-8 ({})", path, e.what());
+    fail("{}: a name or metadata value is not UTF-8 ({})", path, json_problem(e));
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   expect(text.size() <= kMaxHeader, path, "the header would take {} bytes", text.size());

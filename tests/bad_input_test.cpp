@@ -36,7 +36,12 @@ class BadInput : public ::testing::Test {
     write("file", "not a folder");
     write("broken.json", "{\n \"a\": 1,\n \"b\" 2\n}\n");
     write("lines.jsonl", "{\"text\": \"a\"}\n{\"text\": \n");
+    write("number.json", "{\"steps\": 1e400}");
+    write("twice.json", "{\"steps\": 1,\n \"out\": {\"steps\": 2}, \"steps\": 3}");
+    write("deep.json", "{\"data\": " + std::string(100000, '[') + std::string(100000, ']') + "}");
+    write("zero.json", std::string("{\n}\0 more", 9));
     fs::create_directories(at("folder"));
+    fs::create_symlink(at("loop"), at("loop"));
     save_small_model(at("model"));
     make_shards();
     make_broken_models();
@@ -65,6 +70,11 @@ class BadInput : public ::testing::Test {
     std::string flipped = good;
     flipped[2000] ^= 1;
     write("data/flipped-00000.bin", flipped);
+    std::string vocabulary = good;
+    vocabulary[25] = 100;  // of 25,857 ids
+    write("data/vocabulary-00000.bin", vocabulary);
+    write("data/gap-00000.bin", good);
+    write("data/gap-00002.bin", good);
     write("data/short-00000.bin", good.substr(0, good.size() / 2));
   }
 
@@ -81,6 +91,11 @@ class BadInput : public ::testing::Test {
     with("m_word", "num_heads", "two");
     with("m_negative", "num_hidden_layers", -1);
     with("m_small_vocabulary", "vocab_size", 100);
+    with("m_layers", "num_hidden_layers", 1'000'000'000'000);
+    with("m_wide", "hidden_size", int64_t(1) << 62);
+    json deep = 1;
+    for (int i = 0; i < 200; ++i) deep = json::array({deep});
+    with("m_deep", "else", deep);
     copy_model("m_config");
     write("m_config/config.json", read_file(at("broken.json")));
     copy_model("m_cut");
@@ -177,7 +192,8 @@ class BadInput : public ::testing::Test {
       EXPECT_TRUE(r.err.starts_with("ebb: error: ")) << row.command << "\n" << r.err;
       EXPECT_TRUE(std::regex_search(r.err, std::regex(row.says)))
           << row.command << "\nsays " << r.err << "want " << row.says;
-      EXPECT_EQ(r.err.find("json.exception"), std::string::npos) << row.command << "\n" << r.err;
+      for (const char* foreign : {"json.exception", "filesystem error", "std::", "vector::"})
+        EXPECT_EQ(r.err.find(foreign), std::string::npos) << row.command << "\n" << r.err;
       EXPECT_EQ(listing(), before) << row.command;
       if (fs::exists(at("out")))
         for (const auto& e : fs::recursive_directory_iterator(at("out"))) {
@@ -211,6 +227,9 @@ TEST_F(BadInput, Tokenize) {
        "tokenizer.json is not valid JSON: line 1"},
       {"tokenize @/text.txt --tokenizer bytes --out @/file/t", 1, "file"},
       {"tokenize @/text.txt --tokenizer bytes", 2, "--out is required"},
+      {"tokenize @/loop --tokenizer bytes --out @/out/t", 1, "loop.*symbolic links"},
+      {"tokenize @/text.txt --tokenizer bytes --out @/file/below/t", 1,
+       "cannot make the folder .*file/below.*a part of the path is a file"},
       {"tokenise @/text.txt", 2, "did you mean 'tokenize'"},
   });
 }
@@ -233,6 +252,15 @@ TEST_F(BadInput, Init) {
        2, "/init/dami/taumax: unknown; did you mean tau_max"},
       {"init --model @/model --scheme post --out @/model", 1, "model exists already"},
       {"init --model @/model --scheme post --out @/file/m", 1, "file"},
+      {"init --model @/model --scheme post --out ''", 2, "--out names no folder"},
+      {"init --model @/model --scheme post --set post_length=0 --out @/out/m", 2,
+       "/init/post_length: must lie in"},
+      {"init --model @/model --scheme dami --tokens @/data/text --set dami.tau_max=0 --out @/out/m",
+       2, "/init/dami/tau_max: must lie in"},
+      {"init --model @/model --scheme dami --tokens @/data/other --out @/out/m", 1,
+       "other-00000.bin was made with another tokenizer"},
+      {"init --model @/model --scheme dami --tokens @/data/flipped --length 16 --out @/out/m", 1,
+       "flipped-00000.bin is damaged"},
   });
 }
 
@@ -243,6 +271,10 @@ TEST_F(BadInput, TrainRecipes) {
       {"train @/broken.json", 1, "broken.json is not valid JSON: line 3, column"},
       {"train @/text.txt", 1, "text.txt is not valid JSON: line 1"},
       {"train @/no_data.json", 1, "/data/train names no shards"},
+      {"train @/number.json", 1, "number.json is not valid JSON: .*1e400"},
+      {"train @/twice.json", 1, "twice.json: the key \"steps\" appears twice in one object"},
+      {"train @/deep.json", 1, "deep.json is nested too deeply"},
+      {"train @/zero.json", 1, "zero.json is not valid JSON: line 2, column 2: a byte 0"},
       // All mistakes at once, each with its path.
       {"train @/unknown.json", 1, "/model/n_heads: unknown; did you mean num_heads"},
       {"train @/unknown.json --set model.n_heads=null", 1, "n_heads"},
@@ -254,6 +286,11 @@ TEST_F(BadInput, TrainRecipes) {
       {"train @/recipe.json --set steps=1e300", 1, "/steps: want a whole number"},
       {"train @/recipe.json --set steps=99999999999999999999", 1, "/steps"},
       {"train @/recipe.json --set init.scheme=damy", 1, "did you mean dami"},
+      // What is not used by this run is checked too.
+      {"train @/recipe.json --set init.dami.tau_min=-1 --set optim.beta1=1 --set optim.eps=0", 1,
+       "3 mistakes .*/init/dami/tau_min: must.*/optim/beta1: must.*/optim/eps: must"},
+      {"train @/recipe.json --set model.num_hidden_layers=1000000000000", 1,
+       "/model/num_hidden_layers: must be at most 10000"},
       {"train @/recipe.json --set model.model_type=gated_delta", 1, "did you mean gated_deltanet"},
       {"train @/recipe.json --set nothing", 1, "--set nothing: want path=value"},
       {"train @/recipe.json --set steps.deep=1", 1, "--set steps.deep=1"},
@@ -272,6 +309,8 @@ TEST_F(BadInput, TrainDataAndFolders) {
       {"--set data.train='[\"@/empty.txt\"]'", "empty.txt has 0 bytes"},
       {"--set data.train='[\"@/data/short\"]'", "short-00000.bin .*truncated or damaged"},
       {"--set data.train='[\"@/data/flipped\"]'", "flipped-00000.bin is damaged .checksum"},
+      {"--set data.train='[\"@/data/vocabulary\"]'", "vocab_size 257 is less than the 25857"},
+      {"--set data.train='[\"@/data/gap\"]'", "gap-00001.bin is missing, .*gap-00002.bin is there"},
       {"--set data.train='[\"@/data/other\"]'", "other-00000.bin was tokenized with another"},
       {"--set data.validation='[\"@/data/other\"]'", "other-00000.bin was tokenized with another"},
       {"--set data.validation='[\"@/data/flipped\"]'", "flipped-00000.bin is damaged"},
@@ -335,6 +374,14 @@ TEST_F(BadInput, Inspect) {
       {"inspect @/model --tokens @/data/short", 1, "truncated or damaged"},
       {"inspect @/model --tokens @/text.txt --tokenizer bytes --length 0", 2, "want at least 1"},
       {"inspect @/model --json @/file/out.json", 1, "file"},
+      {"inspect @/loop", 1, "loop: Too many levels of symbolic links"},
+      {"inspect @/m_layers", 1, "/num_hidden_layers: must be at most 10000, got 1000000000000"},
+      {"inspect @/m_wide", 1, "/hidden_size: must be at most"},
+      {"inspect @/m_deep", 1, "m_deep/config.json is nested too deeply"},
+      {"inspect @/model --tokens @/data/flipped --length 16", 1, "flipped-00000.bin is damaged"},
+      {"inspect @/model --tokens @/data/other --length 16", 1,
+       "other-00000.bin was made with another tokenizer than that of .*model"},
+      {"inspect @/model --tokens @/data/text --sequences 9223372036854775807", 2, "tokens at most"},
       {"inspect @/model --json @/folder", 1, "folder: it is a folder"},
   });
 }
@@ -353,7 +400,10 @@ TEST_F(BadInput, Eval) {
        "flipped-00000.bin is damaged"},
       {"eval --model @/model --task perplexity --tokens @/data/other --out @/out/e", 1,
        "another tokenizer"},
-      {"eval --model @/model --task perplexity --tokens @/data/text --out @/file", 1, "file"},
+      {"eval --model @/model --task perplexity --tokens @/data/vocabulary --out @/out/e", 1,
+       "vocabulary-00000.bin was made with another tokenizer"},
+      {"eval --model @/model --task perplexity --tokens @/data/text --out @/file", 1,
+       "cannot make the folder .*file"},
       {"eval --model @/m_no_tokenizer --task perplexity --tokens @/data/text --out @/out/e", 1,
        "holds neither tokenizer.model"},
       {"eval --model @/m_narrow --tokenizer bytes --task perplexity --tokens @/data/text "
@@ -450,8 +500,34 @@ TEST_F(BadInput, Report) {
   });
 }
 
+TEST_F(BadInput, NumbersOfOptions) {
+  const std::string generate = "generate --model @/model --prompt a --temperature 1 ";
+  for (const std::string& command :
+       {generate + "--seed -1", generate + "--seed 99999999999999999999", generate + "--top-k 1e3",
+        generate + "--batch 010", std::string("gradcheck --filter swiglu --seed -1"),
+        std::string("tokenize @/text.txt --tokenizer bytes --out @/out/t --shard-tokens "
+                    "99999999999999999999"),
+        std::string("inspect @/model --tokens @/data/text --length -5")})
+    expect_refused({{command.c_str(), 2, "want a whole number from 0 to"}});
+  expect_refused({{"bench gemm --least nan", 2, "--least nan"},
+                  {"bench gemm --least -1", 2, "--least -1"},
+                  {"gradcheck --tolerance nan", 2, "between 0 and 1"}});
+}
+
+// Said before the work, not after it.
+TEST_F(BadInput, ResultFiles) {
+  for (const std::string command : {"verify @/cases", "gradcheck --filter swiglu",
+                                    "bench ops --filter '^swiglu' --repeats 3", "bench gemm"}) {
+    const std::string to_folder = command + " --json @/folder",
+                      below_file = command + " --json @/file/x";
+    expect_refused({{to_folder.c_str(), 1, "folder: it is a folder"},
+                    {below_file.c_str(), 1, "cannot make the folder .*file"}});
+  }
+}
+
 TEST_F(BadInput, Verify) {
   expect_refused({
+      {"verify @/loop", 1, "loop: Too many levels of symbolic links"},
       {"verify @/none", 1, "none"},
       {"verify @/folder", 1, "no golden case found"},
       {"verify", 2, "paths is required"},

@@ -9,6 +9,7 @@
 #include "models/config.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
+#include "tensor/json_text.h"
 #include "train/config.h"
 
 namespace ebb {
@@ -35,6 +36,39 @@ TEST(Config, EveryMistakeIsListedWithPathAndSuggestion) {
        {"/stesp: unknown; did you mean steps?", "/optim/lr: want a number", "did you mean cosine?",
         "/init/dami/tau_mx: unknown; did you mean", "/length: must be at least 1", "5 mistakes"})
     EXPECT_NE(m.find(want), std::string::npos) << want << " in\n" << m;
+}
+
+TEST(Json, IsReadStrictly) {
+  const auto refused = [](std::string_view text, Comments comments = Comments::refuse) {
+    try {
+      parse_json(text, "x.json", comments);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(parse_json("{\"a\": [1, {\"a\": 2}], \"b\": {\"a\": 3}}", "")["b"]["a"], 3);
+  EXPECT_EQ(refused("// c\n{}", Comments::allow), "");
+  EXPECT_NE(refused("// c\n{}").find("x.json is not valid JSON: line 1, column 1"),
+            std::string::npos);
+  EXPECT_NE(refused("{\"a\": 1,\n  \"b\": NaN}").find("line 2, column "), std::string::npos);
+  EXPECT_NE(refused("").find("x.json is not valid JSON: line 1, column 1"), std::string::npos);
+  EXPECT_NE(refused("{} {}").find("not valid JSON"), std::string::npos);
+  EXPECT_NE(refused("{\"a\": -1e400}").find("1e400"), std::string::npos);
+  EXPECT_NE(refused("{\"a\": {\"b\": 1, \"c\": 2, \"b\": 3}}").find("\"b\" appears twice"),
+            std::string::npos);
+  EXPECT_NE(refused(std::string_view("{}\0", 3)).find("a byte 0"), std::string::npos);
+  const auto nested = [](int n) {
+    return std::string(size_t(n), '[') + std::string(size_t(n), ']');
+  };
+  EXPECT_EQ(refused(nested(kMaxJsonDepth)), "");
+  for (const int n : {kMaxJsonDepth + 2, 1000000})
+    EXPECT_NE(refused(nested(n)).find("nested too deeply"), std::string::npos) << n;
+  json j;
+  EXPECT_TRUE(parse_json_line("[1]", &j));
+  EXPECT_EQ(j, json({1}));
+  for (const std::string bad : {"", "[", "{\"a\": 1, \"a\": 1}", "1e999"})
+    EXPECT_FALSE(parse_json_line(bad, &j)) << bad;
 }
 
 TEST(Config, NumbersBeyondTheirRangeAreRefused) {

@@ -218,6 +218,39 @@ TEST_F(Data, CompressedTextIsRecognisedByContent) {
               }).find("cut.jsonl"),
               std::string::npos)
         << tool;
+    put("twice.jsonl", bytes + bytes);  // files that were joined
+    int documents = 0;
+    read_documents(path("twice.jsonl"), {}, [&](std::string_view) { ++documents; });
+    EXPECT_EQ(documents, 2) << tool;
+    put("tail.jsonl", bytes + "and more");
+    EXPECT_NE(message([&] {
+                read_documents(path("tail.jsonl"), {}, [](std::string_view) {});
+              }).find("tail.jsonl is damaged"),
+              std::string::npos)
+        << tool;
+  }
+}
+
+TEST_F(Data, CompressedTextOfManyPieces) {
+  std::string text;
+  for (int i = 0; i < 400000; ++i) text += std::to_string(i * 7919 % 100003) + " ";
+  put("large.txt", text);
+  for (const char* tool : {"gzip -1c", "zstd -qc"}) {
+    const std::string command =
+        fmt::format("{} {} > {} 2>/dev/null", tool, path("large.txt"), path("large.packed"));
+    if (std::system(command.c_str()) != 0) continue;  // the tool is not installed
+    std::string got;
+    int64_t consumed = 0;
+    try {
+      read_bytes(
+          path("large.packed"), [&](std::string_view t) { got += t; },
+          [&](int64_t n) { consumed = n; });
+    } catch (const Error& e) {
+      EXPECT_NE(std::string(e.what()).find("this build has no"), std::string::npos) << e.what();
+      continue;
+    }
+    EXPECT_EQ(got, text) << tool;
+    EXPECT_EQ(consumed, int64_t(read_file(path("large.packed")).size())) << tool;
   }
 }
 

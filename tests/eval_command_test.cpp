@@ -137,6 +137,18 @@ TEST_F(EvalCommand, Perplexity) {
   expect_error(model, 2, "wants --tokens");
 }
 
+TEST_F(EvalCommand, SamplesOfOnesOwnNeedThreeFields) {
+  std::filesystem::create_directories(at("own"));
+  write_file_atomically(at("own/niah_single_1_1024.jsonl"),
+                        "{\"input\": \"One is 1.\", \"answer_prefix\": \" One is\", "
+                        "\"outputs\": [\"1\"], \"from\": \"me\"}\n");
+  const CliResult r = eval("--model " + at("a") + " --task niah_single_1 --lengths 1024 " +
+                           "--samples 1 --max-new-tokens 2 --force --data " + at("own") +
+                           " --out " + at("out_own"));
+  EXPECT_EQ(r.code, 0) << r.err;
+  EXPECT_EQ(json::parse(read_file(at("out_own/results.json")))["complete"], true);
+}
+
 TEST_F(EvalCommand, Mistakes) {
   const std::string model = "--model " + at("a") + " --out " + at("out") + " ";
   expect_error("", 2, "required");

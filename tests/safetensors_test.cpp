@@ -215,7 +215,7 @@ TEST_F(SafeTensorsTest, DefectsOfTheHeader) {
        "abc", "'b': data_offsets overlap"},
       {R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
        R"("w":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
-       "ab", "'w' appears twice"},
+       "ab", "key \"w\" appears twice"},
       {ONE(R"({"dtype":"U8","shape":[[1]],"data_offsets":[0,1]})"), "a", "nested too deeply"},
       {R"({"__metadata__":3})", "", "__metadata__ is not an object"},
       {R"({"__metadata__":{"a":3}})", "", "value of 'a' is not a string"},

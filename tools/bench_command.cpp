@@ -99,6 +99,7 @@ void run_bench_ops(const BenchOptions& o) {
     for (const BenchRow* row : rows) fmt::print("{} {}\n", row->op, row->shape);
     return;
   }
+  check_result_path(o.json);
   set_matmul_autotune(true);  // as in training: each shape's fastest algorithm
   const Ceilings ceilings = device_ceilings(settings.device);
   fmt::print("{}, {}; ceilings ({}): {:.0f} GB/s, {:.1f} TFLOP/s\n",

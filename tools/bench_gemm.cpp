@@ -191,6 +191,9 @@ nlohmann::json run_shape(const GemmShape& s, const Options& o) {
 }
 
 void run(const Options& o) {
+  if (!(o.least >= 0))
+    throw UsageError(fmt::format("--least {}: want a share of 0 or more", o.least));
+  check_result_path(o.json);
   const int threads = omp_get_max_threads();
   nlohmann::json result = result_header("bench gemm", {});
   result["statistic"] =

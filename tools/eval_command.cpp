@@ -114,14 +114,15 @@ Evaluation::Evaluation(const EvalOptions& o) : o_(o), device_(usable_device(o.de
     throw UsageError("--dtype bf16: models run in f32 on cpu");
   models_ = find_eval_models(o.models, o.tokenizer);
   if (!o.haystack.empty()) essay_ = std::make_unique<Essay>(Essay::load(o.haystack, o.sentences));
-  std::filesystem::create_directories(o.out);
+  make_folders(o.out);
   for (const EvalModel& m : models_) data_for(m);
   if (std::all_of(o.tasks.begin(), o.tasks.end(), needle_task)) return;
   for (const std::string& path : expand_shards(o.tokens)) {
     shards_.emplace_back(path);
     shards_.back().verify();
     for (const EvalModel& m : models_)
-      check(shards_.back().info().vocab_hash == m.tokenizer.vocab_hash(),
+      check(shards_.back().info().vocab_hash == m.tokenizer.vocab_hash() &&
+                shards_.back().info().vocab_size == m.tokenizer.vocab_size(),
             "eval: {} was made with another tokenizer than that of {}", path, m.name);
   }
 }

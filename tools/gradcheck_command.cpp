@@ -31,6 +31,7 @@ void add_gradcheck(CLI::App& app) {
   c->add_option("--json", *json, "Also write the results to this file");
   c->callback([o, json] {
     nlohmann::json cases;
+    check_result_path(*json);
     const int code = run_gradcheck(*o, &cases);
     if (!json->empty()) {
       nlohmann::json result = result_header("gradcheck", Device::cpu());

@@ -108,7 +108,8 @@ void write_folder(const fs::path& folder, const Options& o, const LanguageModel&
   if (fs::is_directory(o.model))
     for (const auto& f : fs::directory_iterator(o.model))
       if (f.is_regular_file() && !is_weights_or_config(f.path()))
-        fs::copy_file(f.path(), folder / f.path().filename());
+        write_file_atomically((folder / f.path().filename()).string(),
+                              read_file(f.path().string()));
   const bool has_tokenizer =
       fs::exists(folder / "tokenizer.model") || fs::exists(folder / "tokenizer.json");
   if (!has_tokenizer && !o.tokens.tokenizer.empty())
@@ -139,6 +140,7 @@ void run(const Options& o) {
   const InitConfig init = init_config(o);
   const bool dami = init.scheme == InitScheme::dami;
   const Device device = usable_device(o.device);
+  if (o.out.empty()) throw UsageError("--out names no folder");
   fs::path out = fs::absolute(o.out).lexically_normal();
   if (!out.has_filename()) out = out.parent_path();
   check(!fs::exists(out) || o.overwrite, "init: {} exists already; --overwrite replaces it",
@@ -153,7 +155,7 @@ void run(const Options& o) {
   source.sequences = init.calibration_sequences;
   source.length = init.calibration_length;
   const Tensor tokens =
-      source.file.empty() ? Tensor() : head_tokens(source, model->config().vocab_size);
+      source.file.empty() ? Tensor() : head_tokens(source, model->config().vocab_size, o.model);
   const TemporaryFolder staging(out.parent_path(), out.filename().string());
   model->to(device);
   const std::vector<HeadReport> gates = apply(*model, init, tokens);

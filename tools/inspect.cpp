@@ -24,7 +24,7 @@ struct Options {
 };
 
 std::vector<HeadReport> measure(LanguageModel& model, const Options& o, Device device) {
-  const Tensor tokens = head_tokens(o.tokens, model.config().vocab_size);
+  const Tensor tokens = head_tokens(o.tokens, model.config().vocab_size, o.model);
   model.to(device);
   ProgressLine progress;
   return measure_gates(model, tokens, [&](int64_t l) {

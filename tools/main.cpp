@@ -2,9 +2,12 @@
 #include <fmt/format.h>
 
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <new>
 
 #include "tensor/error.h"
 #include "tools/commands.h"
@@ -17,6 +20,26 @@ void add_commands(CLI::App& app) {
   for (const auto add : {add_tokenize, add_init, add_train, add_demo_data, add_eval, add_generate,
                          add_mqar, add_report, add_inspect, add_verify, add_bench, add_gradcheck})
     add(app);
+}
+
+// CLI11 clamps what is too large, takes -1 for an unsigned number and reads 010 as eight.
+std::string whole_number(const std::string& text, uint64_t most) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  if (whole && value <= most && (text[0] != '0' || text.size() == 1)) return "";
+  return fmt::format("want a whole number from 0 to {}, got '{}'", most, text);
+}
+
+void check_whole_numbers(CLI::App& app) {
+  for (CLI::Option* o : app.get_options()) {
+    const std::string type = o->get_type_name();
+    if (!type.starts_with("INT") && !type.starts_with("UINT")) continue;
+    const uint64_t most = type[0] == 'U' ? UINT64_MAX : uint64_t(INT64_MAX);
+    o->check(CLI::Validator([most](std::string& text) { return whole_number(text, most); }, ""));
+  }
+  for (CLI::App* c : app.get_subcommands([](const CLI::App*) { return true; }))
+    check_whole_numbers(*c);
 }
 
 std::vector<std::string> command_names(const CLI::App& app) {
@@ -32,6 +55,13 @@ int complain(const std::string& what, int code) {
     if (c == '\n') c = ' ';
   fmt::print(stderr, "ebb: error: {}\n", line);
   return code;
+}
+
+// "PATH: reason", without the library's words around it.
+std::string file_problem(const std::filesystem::filesystem_error& e) {
+  const std::string path = e.path1().empty() ? "a file without a name" : e.path1().string();
+  const std::string other = e.path2().empty() ? "" : " and " + e.path2().string();
+  return fmt::format("{}{}: {}", path, other, e.code().message());
 }
 
 // What was printed has arrived, or it is said that it has not (a full disk behind a redirection).
@@ -59,6 +89,7 @@ int run(int argc, char** argv) {
   app.get_formatter()->column_width(34);
   app.failure_message([](const CLI::App*, const CLI::Error& e) { return std::string(e.what()); });
   add_commands(app);
+  check_whole_numbers(app);
   app.require_subcommand(1);
   app.footer(
       "Examples:\n  ebb --version\n  ebb COMMAND --help\n"
@@ -79,6 +110,10 @@ int run(int argc, char** argv) {
     return complain(e.what(), kExitUsage);
   } catch (const Exit& e) {
     return finish(e.code);
+  } catch (const std::filesystem::filesystem_error& e) {
+    return complain(file_problem(e), kExitFailure);
+  } catch (const std::bad_alloc&) {
+    return complain("out of memory", kExitFailure);
   } catch (const std::exception& e) {
     return complain(e.what(), kExitFailure);
   }

@@ -61,8 +61,7 @@ void print_runs(const json& data) {
 void run_report(const ReportOptions& o) {
   const json data = report_data(o.folders);
   const std::string about = fmt::format("ebb {} ({})", version_number(), commit());
-  const std::filesystem::path folder = std::filesystem::path(o.out).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder);
+  make_folders(folder_of(o.out));
   write_file_atomically(o.out, report_page(data, o.title, about));
   for (const json& note : data["notes"])
     fmt::print(stderr, "ebb: note: {}\n", note.get<std::string>());

@@ -1,9 +1,13 @@
 #include "tools/result_file.h"
 
 #include <fmt/chrono.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 
+#include "tensor/check.h"
 #include "tensor/device_info.h"
 #include "tensor/file.h"
 #include "tools/version.h"
@@ -28,9 +32,16 @@ nlohmann::json result_header(const std::string& command, Device device) {
           {"device", d}};
 }
 
+void check_result_path(const std::string& path) {
+  if (path.empty()) return;
+  make_folders(folder_of(path));
+  check(!std::filesystem::is_directory(path), "cannot write {}: it is a folder", path);
+  check(::access(folder_of(path).c_str(), W_OK) == 0, "cannot write {}: {}; choose another folder",
+        path, std::strerror(errno));
+}
+
 void write_result(const std::string& path, const nlohmann::json& result) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder);
+  make_folders(folder_of(path));
   write_file_atomically(path, result.dump(1) + "\n");
 }
 

@@ -9,6 +9,9 @@ namespace ebb::tools {
 
 // {"command", "ebb", "commit", "date" (UTC), "device": {name, memory, ...}}
 nlohmann::json result_header(const std::string& command, Device device);
+// Makes the folder and throws where no file can be written ("" is no file): before the work, so
+// that none is lost.
+void check_result_path(const std::string& path);
 // Replaces the file atomically; folders are made.
 void write_result(const std::string& path, const nlohmann::json& result);
 

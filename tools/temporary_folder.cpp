@@ -3,11 +3,12 @@
 #include <stdlib.h>
 
 #include "tensor/check.h"
+#include "tensor/file.h"
 
 namespace ebb::tools {
 
 TemporaryFolder::TemporaryFolder(const std::filesystem::path& parent, const std::string& name) {
-  std::filesystem::create_directories(parent);
+  make_folders(parent.string());
   std::string pattern = (parent / ("." + name + ".partial-XXXXXX")).string();
   check(::mkdtemp(pattern.data()) != nullptr, "cannot write into {}", parent.string());
   path_ = pattern;

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "models/tokenizer.h"
 #include "tensor/check.h"
@@ -27,14 +28,30 @@ void check_vocabulary(const std::string& file, int64_t tokens, int64_t model) {
         model);
 }
 
-Tensor from_shards(const TokenSource& s, int64_t vocab_size) {
+// Whose ids the shards must hold: the named tokenizer's, or else the model's own, where it is one
+// that ebb reads. A preset has none.
+std::optional<uint64_t> wanted_vocabulary(const TokenSource& s, const std::string& model) {
+  if (!s.tokenizer.empty()) return Tokenizer::load(s.tokenizer).vocab_hash();
+  if (!fs::is_directory(model)) return std::nullopt;
+  try {
+    return Tokenizer::load(model).vocab_hash();
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+Tensor from_shards(const TokenSource& s, int64_t vocab_size, const std::string& model) {
+  const std::optional<uint64_t> wanted = wanted_vocabulary(s, model);
   std::vector<Shard> shards;
+  int64_t tokens = 0;
   for (const std::string& path : expand_shards({s.file})) {
-    shards.emplace_back(path);
-    check_vocabulary(path, shards.back().info().vocab_size, vocab_size);
-    if (!s.tokenizer.empty())
-      check(shards.back().info().vocab_hash == Tokenizer::load(s.tokenizer).vocab_hash(),
-            "{} was made with another tokenizer than {}", path, s.tokenizer);
+    const Shard& shard = shards.emplace_back(path);
+    check_vocabulary(path, shard.info().vocab_size, vocab_size);
+    check(!wanted || shard.info().vocab_hash == *wanted,
+          "{} was made with another tokenizer than {}", path,
+          s.tokenizer.empty() ? "that of " + model : s.tokenizer);
+    if (tokens < s.sequences * s.length) shard.verify();  // the part that is read
+    tokens += shard.info().tokens;
   }
   return calibration_tokens(shards, s.sequences, s.length);
 }
@@ -76,11 +93,13 @@ void add_token_options(CLI::App* command, TokenSource* source, const std::string
   command->add_option("--length", source->length, "Tokens of each sequence")->capture_default_str();
 }
 
-Tensor head_tokens(const TokenSource& s, int64_t vocab_size) {
-  if (s.sequences < 1 || s.length < 1)
+Tensor head_tokens(const TokenSource& s, int64_t vocab_size, const std::string& model) {
+  constexpr int64_t kMost = int64_t(1) << 40;
+  if (s.sequences < 1 || s.length < 1 || s.sequences > kMost / s.length)
     throw UsageError(
-        fmt::format("--sequences {} --length {}: want at least 1", s.sequences, s.length));
-  return is_text(s.file) ? from_text(s, vocab_size) : from_shards(s, vocab_size);
+        fmt::format("--sequences {} --length {}: want at least 1, and {} tokens at most",
+                    s.sequences, s.length, kMost));
+  return is_text(s.file) ? from_text(s, vocab_size) : from_shards(s, vocab_size, model);
 }
 
 }  // namespace ebb::tools

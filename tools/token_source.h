@@ -1,6 +1,6 @@
 // The first tokens of a data set, to calibrate or measure a model on.
 //   TokenSource s{.file = "data/train", .sequences = 8, .length = 4096};
-//   Tensor tokens = head_tokens(s, model.config().vocab_size);   // i64 [8,4096]
+//   Tensor tokens = head_tokens(s, model.config().vocab_size, "folder");   // i64 [8,4096]
 #pragma once
 #include <CLI/CLI.hpp>
 #include <string>
@@ -20,7 +20,8 @@ void add_token_options(CLI::App* command, TokenSource* source, const std::string
 
 // The head of the stream, documents joined as `ebb tokenize` does, so that a text and its shards
 // give the same tokens. Throws when there are too few or when the vocabulary is larger than the
-// model's, or a given tokenizer is not the shards'; a text without a tokenizer is a UsageError.
-Tensor head_tokens(const TokenSource& source, int64_t vocab_size);
+// model's, when shards are damaged or come from another tokenizer than the named one (else the one
+// in the folder `model`, where ebb reads it); a text without a tokenizer is a UsageError.
+Tensor head_tokens(const TokenSource& source, int64_t vocab_size, const std::string& model);
 
 }  // namespace ebb::tools

@@ -179,7 +179,7 @@ GoldenCase load_golden_case(const std::string& path) {
   GoldenCase c;
   c.name = std::filesystem::path(path).stem().string();
   try {
-    c.parameters = nlohmann::json::parse(file.metadata("case"));
+    c.parameters = parse_json(file.metadata("case"), "metadata \"case\"");
     check(c.parameters.is_object() && c.parameters.contains("op"), "metadata names no op");
     c.op = c.parameters["op"].get<std::string>();
     if (c.parameters.contains("name")) c.name = c.parameters["name"].get<std::string>();

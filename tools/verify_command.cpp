@@ -49,6 +49,7 @@ void run_verify(const VerifyOptions& o) {
         "no golden case found{}; looked for ops/*/*.safetensors, models/*/ and "
         "tokenizers/*.jsonl below the paths",
         o.filter.empty() ? "" : " that matches --filter");
+  check_result_path(o.json);
   const VerifySummary s = verify_items(items, settings);
   if (!o.json.empty()) {
     nlohmann::json result = result_header("verify", settings.device);

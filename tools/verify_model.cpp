@@ -7,6 +7,7 @@
 #include "autograd/tape.h"
 #include "eval/runner.h"
 #include "models/checkpoint.h"
+#include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/compare.h"
 #include "tensor/device_flags.h"
@@ -22,7 +23,7 @@ using nlohmann::json;
 
 json read_config(const std::string& folder) {
   const std::string file = folder + "/config.json";
-  const json j = json::parse(read_file(file), nullptr, false);
+  const json j = read_json(file);
   check(j.is_object(), "{}: not a JSON object", file);
   return j;
 }

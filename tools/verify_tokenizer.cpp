@@ -21,8 +21,8 @@ void for_each_line(const std::string& path, const std::function<void(const json&
   int64_t number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
-    const json j = json::parse(line, nullptr, false);
-    check(j.is_object(), "{}:{}: not a JSON object", path, number);
+    json j;
+    check(parse_json_line(line, &j) && j.is_object(), "{}:{}: not a JSON object", path, number);
     try {
       fn(j);
     } catch (const json::exception& e) {
@@ -53,7 +53,8 @@ std::string from_hex(const std::string& hex) {
 bool is_damaged(const std::string& folder) {
   if (fs::exists(folder + "/tokenizer.model")) return true;
   const std::string file = folder + "/tokenizer.json";
-  return fs::exists(file) && json::parse(read_file(file), nullptr, false).is_discarded();
+  json ignored;
+  return fs::exists(file) && !parse_json_line(read_file(file), &ignored);
 }
 
 }  // namespace

@@ -56,9 +56,10 @@ OptimConfig parse_optim(ConfigReader r) {
   r.read("decay", &o.decay);
   r.read("decay_all", &o.decay_all);
   in_range(&r, "lr", o.lr, 0, 1e3);
-  in_range(&r, "beta1", o.beta1, 0, 1);
-  in_range(&r, "beta2", o.beta2, 0, 1);
-  in_range(&r, "eps", o.eps, 0, 1);
+  for (const auto& [key, beta] : {std::pair("beta1", o.beta1), std::pair("beta2", o.beta2)})
+    if (!(beta >= 0 && beta < 1))
+      r.error(key, fmt::format("must be at least 0 and less than 1, got {}", beta));
+  in_range(&r, "eps", o.eps, 1e-30, 1);
   in_range(&r, "weight_decay", o.weight_decay, 0, 1e3);
   in_range(&r, "clip", o.clip, 0, 1e30);
   in_range(&r, "warmup", o.warmup, 0, 1);
@@ -136,8 +137,8 @@ InitConfig parse_init_config(ConfigReader r) {
   r.read("calibration_sequences", &i.calibration_sequences);
   r.read("calibration_length", &i.calibration_length);
   r.read("post_length", &i.post_length);
-  at_least(&r, "calibration_sequences", i.calibration_sequences, 1);
-  at_least(&r, "calibration_length", i.calibration_length, 1);
+  in_range(&r, "calibration_sequences", double(i.calibration_sequences), 1, 1 << 20);
+  in_range(&r, "calibration_length", double(i.calibration_length), 1, 0x1p40);
   ConfigReader d = r.object("dami");
   d.read("tau_max", &i.dami.tau_max);
   d.read("tau_min", &i.dami.tau_min);
@@ -147,6 +148,12 @@ InitConfig parse_init_config(ConfigReader r) {
   d.read("high", &i.dami.high);
   d.read("shift", &i.dami.shift);
   d.read("peak_layer", &i.dami.peak_layer);
+  in_range(&r, "post_length", i.post_length, 1, 1e12);
+  in_range(&d, "tau_max", i.dami.tau_max, 1e-3, 1e12);
+  in_range(&d, "tau_min", i.dami.tau_min, 1e-3, 1e12);
+  for (const auto& [key, s] : {std::pair("low", i.dami.low), std::pair("high", i.dami.high),
+                               std::pair("shift", i.dami.shift)})
+    in_range(&d, key, s, -1, 2);
   d.close();
   r.close();
   return i;
@@ -265,8 +272,8 @@ void set_path(json* recipe, const std::string& assignment) {
   std::string pointer;
   for (char c : assignment.substr(0, eq)) pointer += c == '.' ? '/' : c;
   const std::string text = assignment.substr(eq + 1);
-  json value = json::parse(text, nullptr, false);
-  if (value.is_discarded()) value = text;
+  json value;
+  if (!parse_json_line(text, &value)) value = text;
   try {
     (*recipe)[json::json_pointer("/" + pointer)] = value;
   } catch (const json::exception&) {
@@ -313,6 +320,9 @@ std::vector<std::string> expand_shards(const std::vector<std::string>& entries) 
       }
     check(!found.empty(), "data: no shard {} and none called {}-*.bin", e, e);
     std::sort(found.begin(), found.end());
+    for (size_t i = 0; i < found.size(); ++i)
+      check(found[i].ends_with(fmt::format("-{:05}.bin", i)),
+            "data: {}-{:05}.bin is missing, {} is there", e, i, found[i]);
     out.insert(out.end(), found.begin(), found.end());
   }
   return out;

@@ -10,6 +10,7 @@
 
 #include "tensor/check.h"
 #include "tensor/file.h"
+#include "tensor/json_text.h"
 
 namespace ebb {
 
@@ -19,8 +20,8 @@ RunLog::RunLog(const std::string& folder, int64_t from_step) : path_(folder + "/
   std::string kept;
   if (std::ifstream in(path_); in) {
     for (std::string line; std::getline(in, line);) {
-      const json j = json::parse(line, nullptr, false);
-      if (!j.is_object()) continue;
+      json j;
+      if (!parse_json_line(line, &j) || !j.is_object()) continue;
       const auto step = j.find("step");
       if (step == j.end() || !step->is_number() || step->get<double>() < double(from_step))
         kept += line + "\n";
@@ -94,8 +95,8 @@ void write_metrics_csv(const std::string& folder) {
   std::vector<json> records;
   std::vector<std::string> columns;
   for (std::string line; std::getline(in, line);) {
-    json j = json::parse(line, nullptr, false);
-    if (!j.is_object()) continue;
+    json j;
+    if (!parse_json_line(line, &j) || !j.is_object()) continue;
     for (const auto& [key, value] : j.items())
       if (std::find(columns.begin(), columns.end(), key) == columns.end()) columns.push_back(key);
     records.push_back(std::move(j));

@@ -38,7 +38,7 @@ void remove_temporaries(const std::string& run) {
 std::string save_checkpoint(const std::string& run, const LanguageModel& model,
                             const Tokenizer* tokenizer, const StateDict& optimizer,
                             const LoopState& state, int64_t keep_last) {
-  fs::create_directories(run);
+  make_folders(run);
   remove_temporaries(run);
   const std::string name = fmt::format("{}{:06}", kPrefix, state.step);
   const std::string temporary = run + "/." + name, final = run + "/" + name;

@@ -38,6 +38,8 @@ Shard::Shard(const std::string& path) : path_(path), file_(MappedFile::open(path
         kVersion);
   check(h.bytes_per_token == 2 || h.bytes_per_token == 4, "shard: {} has {} bytes per token", path,
         h.bytes_per_token);
+  check(h.vocab_size >= 1 && h.vocab_size <= (1ull << 32), "shard: {} is of a vocabulary of {}",
+        path, h.vocab_size);
   check(h.tokens < (1ull << 56) && h.documents <= h.tokens + 1, "shard: {} has a broken header",
         path);
   const int64_t token_bytes = padded(int64_t(h.tokens) * h.bytes_per_token);
@@ -138,8 +140,7 @@ void ShardWriter::flush() {
   h.checksum = hash64(body, out.size() - sizeof h);
   std::memcpy(out.data(), &h, sizeof h);
   const std::string path = fmt::format("{}-{:05}.bin", prefix_, paths_.size());
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (!folder.empty()) std::filesystem::create_directories(folder);
+  make_folders(folder_of(path));
   write_file_atomically(path, out);
   paths_.push_back(path);
   tokens_.clear();

@@ -42,19 +42,39 @@ void read_plain(const std::string& path, const Piece& piece, const Consumed& con
 }
 
 #ifdef EBB_WITH_ZLIB
+// inflate itself, for zlib's file functions pass over whatever follows the last member.
+struct Inflate {
+  z_stream z = {};
+  Inflate() { check(inflateInit2(&z, 15 + 16) == Z_OK, "read: zlib does not start"); }
+  ~Inflate() { inflateEnd(&z); }
+  Inflate(const Inflate&) = delete;
+  Inflate& operator=(const Inflate&) = delete;
+};
+
 void read_gzip(const std::string& path, const Piece& piece, const Consumed& consumed) {
-  const std::unique_ptr<gzFile_s, int (*)(gzFile)> f(gzopen(path.c_str(), "rb"), gzclose);
-  check(f != nullptr, "read: cannot open {}", path);
-  std::vector<char> buffer(kPiece);
-  int n = 0;
-  while ((n = gzread(f.get(), buffer.data(), unsigned(kPiece))) > 0) {
-    piece({buffer.data(), size_t(n)});
-    if (consumed) consumed(int64_t(gzoffset(f.get())));
+  const File f = open_file(path);
+  Inflate stream;
+  z_stream& z = stream.z;
+  std::vector<char> in(kPiece), out(kPiece);
+  int state = Z_OK;  // Z_STREAM_END after a member; another may follow
+  int64_t read = 0;
+  while (const size_t n = std::fread(in.data(), 1, in.size(), f.get())) {
+    z.next_in = reinterpret_cast<Bytef*>(in.data());
+    z.avail_in = unsigned(n);
+    do {
+      if (state == Z_STREAM_END && z.avail_in > 0) inflateReset(&z);
+      z.next_out = reinterpret_cast<Bytef*>(out.data());
+      z.avail_out = unsigned(out.size());
+      state = inflate(&z, Z_NO_FLUSH);
+      check(state == Z_OK || state == Z_STREAM_END || state == Z_BUF_ERROR,
+            "read: {} is damaged gzip, or something else follows it: {}", path,
+            z.msg ? z.msg : "no more is known");
+      if (const size_t made = out.size() - z.avail_out) piece({out.data(), made});
+    } while (z.avail_in > 0 || z.avail_out == 0);
+    if (consumed) consumed(read += int64_t(n));
   }
-  int code = Z_OK;
-  const char* why = gzerror(f.get(), &code);
-  check(n == 0 && (code == Z_OK || code == Z_STREAM_END), "read: {} is damaged gzip: {}", path,
-        why);
+  check(!std::ferror(f.get()), "read: {} failed: {}", path, std::strerror(errno));
+  check(state == Z_STREAM_END, "read: {} ends in the middle of a gzip stream: truncated", path);
 }
 #endif
 

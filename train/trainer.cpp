@@ -112,7 +112,7 @@ class Run {
     check(!c_.out.empty(), "train: the recipe names no run folder (\"out\")");
     check(c_.dtype != DType::bf16 || in_.device.is_cuda(),
           "train: bf16 needs a GPU; set dtype to f32 on the CPU");
-    fs::create_directories(c_.out);
+    make_folders(c_.out);
     open();
   }
 
