@@ -29,6 +29,9 @@ target_include_directories(ebb_lib INTERFACE
   $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}/ebb>)
 if(EBB_SANITIZE)
   target_link_options(ebb_lib INTERFACE $<INSTALL_INTERFACE:-fsanitize=${EBB_SANITIZE}>)
+  foreach(option IN LISTS EBB_SANITIZE_LINK)
+    target_link_options(ebb_lib INTERFACE $<INSTALL_INTERFACE:${option}>)
+  endforeach()
 endif()
 
 install(TARGETS ebb_lib EXPORT ebb-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

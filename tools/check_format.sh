@@ -2,6 +2,11 @@
 # Checks the formatting of every tracked C++ and CUDA source outside vendor/ with clang-format 14
 # (other versions format differently). `--fix` rewrites instead.
 set -euo pipefail
+case "${1:-}" in
+  "" | --fix) ;;
+  -h | --help) sed -n '2,3s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  *) echo "format: unknown option $1; --help says what there is" >&2; exit 2 ;;
+esac
 cd "$(dirname "$0")/.."
 tool=""
 for candidate in clang-format-14 clang-format; do

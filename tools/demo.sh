@@ -7,6 +7,11 @@
 # Interrupted, the same command goes on where it was; finished, it evaluates and reports again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case "${1:-}" in
+  -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -*) echo "demo: unknown option $1; --help says what there is" >&2; exit 2 ;;
+esac
+(( $# <= 1 )) || { echo "demo: one run folder at most, got $*" >&2; exit 2; }
 runs=${1:-runs/demo}
 schemes=(random post dami)
 

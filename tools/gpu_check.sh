@@ -15,6 +15,8 @@ cd "$(dirname "$0")/.."
 prebuilt="" out="" goldens="" bench_filter="" skip=","
 while (( $# )); do
   case "$1" in
+    --prebuilt | --out | --filter | --skip)
+      (( $# > 1 )) || { echo "gpu_check: $1 wants a value" >&2; exit 2; } ;;&
     --prebuilt) prebuilt=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --filter) bench_filter=$2; shift 2 ;;

@@ -12,7 +12,7 @@ void add_gradcheck(CLI::App& app) {
   CLI::App* c = add_command(app, "gradcheck",
                             "Check every operator's gradients against finite differences (f64)",
                             "ebb gradcheck\n"
-                            "ebb gradcheck --filter '^gated_delta_rule/' --seed 7 --jacobian");
+                            "ebb gradcheck --filter '^delta_rule/' --seed 7 --jacobian");
   auto o = std::make_shared<GradcheckCommand>();
   auto json = std::make_shared<std::string>();
   c->add_option("--filter", o->filter,

@@ -3,8 +3,11 @@
 #   bash tools/pack_binaries.sh BUILD_DIR OUT_DIR
 # CUDA's own libraries, the driver and the C and C++ run-times are expected there. Debug sections go.
 set -euo pipefail
-build=${1:?usage: pack_binaries.sh BUILD_DIR OUT_DIR}
-out=${2:?usage: pack_binaries.sh BUILD_DIR OUT_DIR}
+case "${1:-}" in
+  -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;;
+esac
+(( $# == 2 )) || { echo "usage: pack_binaries.sh BUILD_DIR OUT_DIR" >&2; exit 2; }
+build=$1 out=$2
 mkdir -p "$out/tests" "$out/lib"
 binaries=()
 for name in ebb tests/unit_tests tests/op_tests tests/cuda_tests; do

@@ -2,6 +2,11 @@
 # Installs what building and testing ebb needs on Debian or Ubuntu; does nothing where it is there.
 #   bash tools/setup.sh            EBB_SETUP=off skips it, EBB_OPTIONAL=off leaves out optional ones
 set -euo pipefail
+case "${1:-}" in
+  "") ;;
+  -h | --help) sed -n '2,3s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  *) echo "setup: unknown option $1; --help says what there is" >&2; exit 2 ;;
+esac
 
 # PROGRAM:PACKAGE (fine wherever the program comes from), then libraries by package.
 programs=(cmake:cmake ninja:ninja-build g++:g++ ccache:ccache clang-format:clang-format git:git)

@@ -4,6 +4,11 @@
 # CUDA code is compiled wherever nvcc is; tests that need a GPU skip, saying so, where there is none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+case "${1:-}" in
+  -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  "" | -*) ;;
+  *) echo "test: '$1' is no option of cmake; --help says what there is" >&2; exit 2 ;;
+esac
 bash tools/setup.sh
 build=${EBB_BUILD_DIR:-build}
 jobs=$(nproc)
