@@ -176,6 +176,53 @@ void sum_groups(const Plan& plan, const T* per_value_head, T* out) {
     }
 }
 
+// A backward pass: the arrays of the forward one, Base<T>, and what is computed beside them.
+template <template <class> class Base, class T>
+struct BackwardPass : Base<T> {
+  using Base<T>::Base;
+  const T *d_o = nullptr, *dht = nullptr;
+  T *x = nullptr, *dstates = nullptr;  // X [HV,tokens,V]; D after each chunk
+  T *dq = nullptr, *dk = nullptr;      // [tokens,HV,K]: per value head
+  T *dv = nullptr, *dg = nullptr, *dbeta = nullptr, *dh0 = nullptr;
+  T *derase = nullptr, *dwrite = nullptr;
+  T* x_of(int64_t t, int64_t head) const {
+    return x + (head * this->plan.tokens + t) * this->plan.v;
+  }
+};
+
+// Its three parts, as those of run_pass with the pass before them.
+template <template <class> class Base, template <class> class Work, class T, class Local,
+          class Scan, class Chunks>
+void run_backward(const DeltaRuleProblem& p, const DeltaRuleSaved& saved, const Tensor& d_o,
+                  const Tensor& dht, const DeltaRuleGradients& grads, Local&& local, Scan&& scan,
+                  Chunks&& chunks) {
+  const auto pointer = [](const Tensor& t) { return t ? t.data<T>() : nullptr; };
+  const Plan plan(p);
+  const DType dtype = p.v.dtype();
+  const Tensor x = Tensor::empty(saved.values.shape(), dtype);
+  const Tensor dstates = Tensor::empty(saved.states.shape(), dtype);
+  const auto per_value_head = [&](const Tensor& t) {
+    return !t || plan.group == 1 ? t : Tensor::empty({plan.tokens, plan.hv, plan.k}, dtype);
+  };
+  const Tensor dq = per_value_head(grads.dq), dk = per_value_head(grads.dk);
+  BackwardPass<Base, T> in(plan, p, saved);
+  in.d_o = pointer(d_o), in.dht = pointer(dht);
+  in.x = pointer(x), in.dstates = pointer(dstates);
+  in.dq = pointer(dq), in.dk = pointer(dk), in.dv = pointer(grads.dv);
+  in.dg = pointer(grads.dg), in.dbeta = pointer(grads.dbeta), in.dh0 = pointer(grads.dh0);
+  in.derase = pointer(grads.derase), in.dwrite = pointer(grads.dwrite);
+  run_pass<Work, T>(
+      plan, [&](int64_t chunk, int64_t head, auto& w) { local(in, chunk, head, w); },
+      [&](int64_t n, int64_t head, int64_t v0, int64_t cols, auto& w) {
+        scan(in, n, head, v0, cols, w);
+      },
+      [&](int64_t chunk, int64_t head, auto& w) { chunks(in, chunk, head, w); });
+  if (plan.group > 1) {
+    if (dq) sum_groups(plan, dq.data<T>(), grads.dq.data<T>());
+    if (dk) sum_groups(plan, dk.data<T>(), grads.dk.data<T>());
+  }
+}
+
 // w.p1 = P, from w.q and w.kt.
 template <class T>
 void scores(const Arrays<T>& in, const Chunk& c, Workspace<T>& w) {

@@ -16,16 +16,7 @@ namespace {
 using namespace delta;
 
 template <class T>
-struct Pass : Arrays<T> {
-  using Arrays<T>::Arrays;
-  const T *d_o = nullptr, *dht = nullptr;
-  T *x = nullptr, *dstates = nullptr;  // X [HV,tokens,V]; D after each chunk
-  T *dq = nullptr, *dk = nullptr;      // [tokens,HV,K]: per value head
-  T *dv = nullptr, *dg = nullptr, *dbeta = nullptr, *dh0 = nullptr;
-  T* x_of(int64_t t, int64_t head) const {
-    return x + (head * this->plan.tokens + t) * this->plan.v;
-  }
-};
+using Pass = BackwardPass<Arrays, T>;
 
 // X = Pᵀ dO: the part of V's gradient that does not come through the state.
 template <class T>
@@ -167,30 +158,8 @@ void chunk_gradients(const Pass<T>& in, int64_t chunk, int64_t head, Workspace<T
 template <class T>
 void backward(const DeltaRuleProblem& p, const DeltaRuleSaved& saved, const Tensor& d_o,
               const Tensor& dht, const DeltaRuleGradients& grads) {
-  const auto pointer = [](const Tensor& t) { return t ? t.data<T>() : nullptr; };
-  const Plan plan(p);
-  const DType dtype = p.v.dtype();
-  const Tensor x = Tensor::empty(saved.values.shape(), dtype);
-  const Tensor dstates = Tensor::empty(saved.states.shape(), dtype);
-  const auto per_value_head = [&](const Tensor& t) {
-    return !t || plan.group == 1 ? t : Tensor::empty({plan.tokens, plan.hv, plan.k}, dtype);
-  };
-  const Tensor dq = per_value_head(grads.dq), dk = per_value_head(grads.dk);
-  Pass<T> in(plan, p, saved);
-  in.d_o = pointer(d_o), in.dht = pointer(dht);
-  in.x = pointer(x), in.dstates = pointer(dstates);
-  in.dq = pointer(dq), in.dk = pointer(dk), in.dv = pointer(grads.dv);
-  in.dg = pointer(grads.dg), in.dbeta = pointer(grads.dbeta), in.dh0 = pointer(grads.dh0);
-  run_pass<Workspace, T>(
-      plan, [&](int64_t chunk, int64_t head, auto& w) { local_values(in, chunk, head, w); },
-      [&](int64_t n, int64_t head, int64_t v0, int64_t cols, auto& w) {
-        reverse_scan(in, n, head, v0, cols, w);
-      },
-      [&](int64_t chunk, int64_t head, auto& w) { chunk_gradients(in, chunk, head, w); });
-  if (plan.group > 1) {
-    if (dq) sum_groups(plan, dq.data<T>(), grads.dq.data<T>());
-    if (dk) sum_groups(plan, dk.data<T>(), grads.dk.data<T>());
-  }
+  run_backward<Arrays, Workspace, T>(p, saved, d_o, dht, grads, local_values<T>, reverse_scan<T>,
+                                     chunk_gradients<T>);
 }
 
 }  // namespace
