@@ -83,11 +83,13 @@ TEST_P(GoldenModelCuda, TrainingStepsRerunBitwise) {
 }
 
 // What the pool saw at most is weights, gradients, moments, tape and one operator's workspace.
-TEST(TrainingMemoryCuda, PeakIsTheSumOfItsParts) {
+class TrainingMemoryCuda : public ::testing::TestWithParam<std::string> {};
+TEST_P(TrainingMemoryCuda, PeakIsTheSumOfItsParts) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda_unavailable_reason();
   const Device gpu = Device::cuda();
   const int64_t before = memory_stats(gpu).current;
-  const auto model = make_model({.vocab_size = 4096,
+  const auto model = make_model({.model_type = GetParam(),
+                                 .vocab_size = 4096,
                                  .hidden_size = 512,
                                  .num_hidden_layers = 4,
                                  .num_heads = 4,
@@ -113,6 +115,8 @@ TEST(TrainingMemoryCuda, PeakIsTheSumOfItsParts) {
       << " " << m.workspace;
 }
 
+INSTANTIATE_TEST_SUITE_P(Delta, TrainingMemoryCuda,
+                         ::testing::Values("gated_deltanet", "kda", "gdn2"));
 INSTANTIATE_TEST_SUITE_P(Golden, GoldenModelCuda,
                          ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda",
                                            "mamba2"));

@@ -214,29 +214,31 @@ TEST_F(TrainerTest, NonFiniteGradientSkipsTheStep) {
 
 // What the allocator saw is what the parts come to: nothing else holds memory.
 TEST_F(TrainerTest, PeakMemoryIsTheSumOfItsParts) {
-  for (const bool recompute : {false, true}) {
-    TrainConfig c = config(recompute ? "memory_recompute" : "memory");
-    c.steps = 3;
-    c.sequences = 16;
-    c.length = 64;
-    c.recompute = recompute;
-    const TrainSummary s = run(c);
-    const TrainingMemory& m = s.memory;
-    const auto model = make_model(c.model);
-    const int64_t parameters = model->parameter_count();
-    EXPECT_GE(m.weights, 4 * parameters);
-    EXPECT_LE(m.weights, 4.5 * double(parameters));  // fused matrices have padding rows
-    EXPECT_EQ(m.gradients, m.weights);
-    EXPECT_EQ(m.optimizer, 2 * m.weights);
-    EXPECT_GT(m.saved, 0);
-    EXPECT_GT(m.workspace, 0);
-    EXPECT_NEAR(double(s.peak_bytes) / double(m.sum()), 1, 0.25)
-        << s.peak_bytes << ": " << m.weights << " " << m.gradients << " " << m.optimizer << " "
-        << m.saved << " " << m.workspace;
-    const json j = json::parse(read_file(c.out + "/memory.json"));
-    EXPECT_EQ(j["peak"], s.peak_bytes);
-    EXPECT_EQ(j["sum"], m.sum());
-  }
+  for (const std::string type : {"gated_deltanet", "kda", "gdn2"})
+    for (const bool recompute : {false, true}) {
+      TrainConfig c = config("memory_" + type + (recompute ? "_recompute" : ""));
+      c.model.model_type = type;
+      c.steps = 3;
+      c.sequences = 16;
+      c.length = 64;
+      c.recompute = recompute;
+      const TrainSummary s = run(c);
+      const TrainingMemory& m = s.memory;
+      const auto model = make_model(c.model);
+      const int64_t parameters = model->parameter_count();
+      EXPECT_GE(m.weights, 4 * parameters);
+      EXPECT_LE(m.weights, 4.5 * double(parameters));  // fused matrices have padding rows
+      EXPECT_EQ(m.gradients, m.weights);
+      EXPECT_EQ(m.optimizer, 2 * m.weights);
+      EXPECT_GT(m.saved, 0);
+      EXPECT_GT(m.workspace, 0);
+      EXPECT_NEAR(double(s.peak_bytes) / double(m.sum()), 1, 0.25)
+          << type << " " << s.peak_bytes << ": " << m.weights << " " << m.gradients << " "
+          << m.optimizer << " " << m.saved << " " << m.workspace;
+      const json j = json::parse(read_file(c.out + "/memory.json"));
+      EXPECT_EQ(j["peak"], s.peak_bytes);
+      EXPECT_EQ(j["sum"], m.sum());
+    }
 }
 
 TEST_F(TrainerTest, MisuseIsRefusedWithTheReason) {
