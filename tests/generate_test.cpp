@@ -149,7 +149,7 @@ TEST_F(Generate, ErrorsAreOneLine) {
   expect_error(run("--prompt a --seed 3"), 2, "temperature");
   expect_error(run("--prompt a --temperature -1"), 2, "temperature -1");
   expect_error(run("--prompt a --temperature 1 --top-p 0"), 2, "top_p 0");
-  expect_error(run("--prompt a --temperature 1 --top-k -2"), 2, "top_k -2");
+  expect_error(run("--prompt a --temperature 1 --top-k -2"), 2, "top-k: want a whole number");
   expect_error(run("--prompt a --add-bos"), 1, "no BOS");
   expect_error(run("--prompt a --dtype bf16"), 2, "f32 on cpu");
   expect_error(run_ebb("generate --prompt a --model " + at("nowhere")), 1, "no folder .*nowhere");

@@ -185,7 +185,8 @@ TEST_F(Init, WrongUseLeavesNothing) {
   expect_failure(init("--scheme post --set dami.ladder=round"), "not one of geometric, linear", 2);
   expect_failure(init("--scheme post --set post_length"), "want path=value", 2);
   expect_failure(init("--scheme dami --set dami.shift=0.8" + on_text()), "lies outside (0,1)");
-  expect_failure(init("--scheme dami --set dami.tau_min=0" + on_text()), "timescales from");
+  expect_failure(init("--scheme dami --set dami.tau_min=0" + on_text()),
+                 "/init/dami/tau_min: must lie in", 2);
   expect_failure(init("--scheme dami --tokens " + text() + " --tokenizer bytes"),
                  "gives 3001 tokens, 8 x 4096 are asked for");
   expect_failure(run_ebb("init --model nothing --scheme random --out " + out()),

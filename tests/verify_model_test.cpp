@@ -166,7 +166,7 @@ TEST_F(VerifyModel, ConfigsItCannotRun) {
   change_config([](json& j) { j["num_heads"] = 2; });
   expect_failure(verify(), "the tensors do not fit this model");
   write_file_atomically(folder() + "/config.json", "{");
-  expect_failure(verify(), "config.json: not a JSON object");
+  expect_failure(verify(), "config.json is not valid JSON: line 1");
   fs::remove(folder() + "/config.json");
   expect_failure(verify(), "config.json");
   change_config([](json& j) { j["model_type"] = "perceptron"; });

@@ -109,7 +109,7 @@ TEST_F(Verify, NoticesMissingAndStrayTensors) {
   save_safetensors(path(), tensors, file.metadata());
   expect_failure(verify(), "unexpected tensor oout.z");
   save_safetensors(path(), {{"in.x", file.get("in.x")}}, {{"case", "{"}});
-  expect_failure(verify(), "is not the JSON expected");
+  expect_failure(verify(), "metadata \"case\" is not valid JSON");
 }
 
 TEST_F(Verify, NoticesACaseInTheWrongFolder) {

@@ -319,7 +319,9 @@ std::vector<std::string> expand_shards(const std::vector<std::string>& entries) 
         if (is_shard_name(base, prefix.filename().string())) found.push_back(f.path().string());
       }
     check(!found.empty(), "data: no shard {} and none called {}-*.bin", e, e);
-    std::sort(found.begin(), found.end());
+    std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) {
+      return std::pair(a.size(), a) < std::pair(b.size(), b);  // by number
+    });
     for (size_t i = 0; i < found.size(); ++i)
       check(found[i].ends_with(fmt::format("-{:05}.bin", i)),
             "data: {}-{:05}.bin is missing, {} is there", e, i, found[i]);
