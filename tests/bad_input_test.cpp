@@ -71,7 +71,7 @@ class BadInput : public ::testing::Test {
     flipped[2000] ^= 1;
     write("data/flipped-00000.bin", flipped);
     std::string vocabulary = good;
-    vocabulary[25] = 100;  // of 25,857 ids
+    vocabulary[25] = 100;  // of 25,601 ids
     write("data/vocabulary-00000.bin", vocabulary);
     write("data/gap-00000.bin", good);
     write("data/gap-00002.bin", good);
@@ -311,7 +311,7 @@ TEST_F(BadInput, TrainDataAndFolders) {
       {"--set data.train='[\"@/empty.txt\"]'", "empty.txt has 0 bytes"},
       {"--set data.train='[\"@/data/short\"]'", "short-00000.bin .*truncated or damaged"},
       {"--set data.train='[\"@/data/flipped\"]'", "flipped-00000.bin is damaged .checksum"},
-      {"--set data.train='[\"@/data/vocabulary\"]'", "vocab_size 257 is less than the 25857"},
+      {"--set data.train='[\"@/data/vocabulary\"]'", "vocab_size 257 is less than the 25601"},
       {"--set data.train='[\"@/data/gap\"]'", "gap-00001.bin is missing, .*gap-00002.bin is there"},
       {"--set data.train='[\"@/data/other\"]'", "other-00000.bin was tokenized with another"},
       {"--set data.validation='[\"@/data/other\"]'", "other-00000.bin was tokenized with another"},
