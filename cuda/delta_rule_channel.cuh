@@ -131,8 +131,8 @@ template <class T>
 void prepare(const Channel<T>& p, Prepare what, cudaStream_t stream);
 
 // The same in bf16 on tensor cores (delta_fast_channel_prepare.cu, delta_fast_channel.cu), for
-// K <= 128, sizes that are multiples of 8 and chunks of 64. The operands then include w∘V; the scans
-// keep the states transposed, [chunks,HV,V,K].
+// K <= 128, sizes that are multiples of 8 and chunks of 64. The operands then include w∘V; the
+// scans keep the states transposed, [chunks,HV,V,K].
 bool channel_fast_path(const DeltaRuleProblem& p);
 void channel_fast_prepare(const Channel<__nv_bfloat16>& p, Prepare what, cudaStream_t stream);
 void channel_fast_scan(const Channel<__nv_bfloat16>& p, __nv_bfloat16* o, float* ht, Device device,
