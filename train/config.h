@@ -41,10 +41,10 @@ enum class SegmentOrder { listed, mixed };
 // number of pairs; an epoch goes through all segments, and no batch mixes them.
 struct MqarConfig {
   int64_t vocab_size = 8192;
-  std::vector<int64_t> pairs = {};       // of the training segments
-  std::vector<int64_t> test_pairs = {};  // of the validation; {}: as the training
-  int64_t examples = int64_t(1) << 18;   // of a segment
-  int64_t test_examples = 3000;          // of a segment
+  std::vector<int64_t> pairs;           // of the training segments
+  std::vector<int64_t> test_pairs;      // of the validation; {}: as the training
+  int64_t examples = int64_t(1) << 18;  // of a segment
+  int64_t test_examples = 3000;         // of a segment
   double power = 0.01;
   bool random_non_queries = true;
   SegmentOrder order = SegmentOrder::listed;  // mixed: their batches shuffled
