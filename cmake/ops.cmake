@@ -23,8 +23,6 @@ list(APPEND EBB_OPS adamw multi_tensor)
 
 # Operators written entirely in terms of others: named above too, but no cuda/NAME.cu.
 list(APPEND EBB_OPS_COMPOSED channel_mix movement)
-# Nor have those that run on the CPU only.
-list(APPEND EBB_OPS_COMPOSED state_memory_attention)
 
 # Further sources of larger operators: ops/*.cpp and cuda/*.cu.
 list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.cpp)
@@ -48,6 +46,7 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
 list(APPEND EBB_OP_EXTRA_SOURCES
   ops/state_memory_attention_cpu.cpp ops/state_memory_attention_cpu_bwd.cpp
   ops/state_memory_cache.cpp)
+list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/state_memory_attention_bwd.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)

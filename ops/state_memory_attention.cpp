@@ -94,7 +94,10 @@ void backward_pass(BackwardContext& ctx, StateMemoryProblem p) {
   bool any = false;
   for (const Tensor* t : all) any = any || t->defined();
   const Tensor dy = ctx.dy(0).contiguous();
-  if (any) cpu::state_memory_attention_bwd(p, ctx.saved(5), ctx.saved(6), dy, grads);
+  if (any && kWithCuda && dy.on_cuda())
+    gpu::state_memory_attention_bwd(p, ctx.saved(5), ctx.saved(6), dy, grads);
+  else if (any)
+    cpu::state_memory_attention_bwd(p, ctx.saved(5), ctx.saved(6), dy, grads);
   for (int i = 0; i < 5; ++i)
     if (*all[i]) ctx.grad(i, *all[i]);
   if (ctx.needs(5)) ctx.grad(5, dy);
@@ -108,14 +111,18 @@ StateMemoryAttention state_memory_attention(const Var& q, const Var& e, const Va
   const OpScope scope(kOp);
   const StateMemoryProblem p =
       checked(q.value(), e.value(), c.value(), contributions.value(), memory_chunk, options);
-  check(!p.q.on_cuda(), "{}: there is no CUDA kernel in this version", kOp);
   const Shape tokens = {p.batch(), p.time(), p.heads()};
   Shape rows = tokens;
   rows.push_back(p.value_dim());
-  const Tensor r = Tensor::empty(rows, p.q.dtype(), p.q.device());
-  const Tensor lse = Tensor::empty(tokens, accumulate_type(p.q.dtype()), p.q.device());
-  const Tensor o = p.gate || p.base ? Tensor::empty_like(r) : Tensor();
-  cpu::state_memory_attention_fwd(p, o, r, lse);
+  const DType wide = accumulate_type(p.q.dtype());
+  const Tensor r = Tensor::empty(rows, wide, p.q.device());
+  const Tensor lse = Tensor::empty(tokens, wide, p.q.device());
+  const bool same = !p.gate && !p.base && p.q.dtype() == wide;
+  const Tensor o = same ? Tensor() : Tensor::empty(rows, p.q.dtype(), p.q.device());
+  if (kWithCuda && r.on_cuda())
+    gpu::state_memory_attention_fwd(p, o, r, lse);
+  else
+    cpu::state_memory_attention_fwd(p, o, r, lse);
   StateMemoryProblem sizes = p;  // what backward captures: the problem without its tensors
   sizes.q = sizes.e = sizes.c = sizes.memories = sizes.gate = sizes.base = {};
   const std::vector<Var> out = record(kOp, {q, e, c, contributions, options.gate, options.base},
@@ -136,10 +143,10 @@ Cost state_memory_attention_cost(Pass pass, const StateMemorySize& s, DType dtyp
       tokens * item *
       (double(s.query_heads) * (N + P) + double(s.read_heads) * N + double(s.gate_heads));
   const double memories = double(s.batch) * runs * H * N * P * item;
-  const double rows = tokens * H * P * item;  // one of r, o, base, dy
-  const double lse = tokens * H * double(item_size(accumulate_type(dtype)));
-  if (pass == Pass::forward) return {vectors + memories + 3 * rows + lse, visits * 4 * N * P};
-  return {2 * vectors + 2 * memories + 2 * rows + lse, visits * 10 * N * P};
+  const double rows = tokens * H * P * item;  // one of o, base, dy
+  const double wide = tokens * H * (P + 1) * double(item_size(accumulate_type(dtype)));  // r, lse
+  if (pass == Pass::forward) return {vectors + memories + 2 * rows + wide, visits * 4 * N * P};
+  return {2 * vectors + 2 * memories + rows + wide, visits * 10 * N * P};
 }
 
 }  // namespace ebb

@@ -17,10 +17,11 @@
 // (undefined: 0). All f32, f64 (CPU) or bf16 (CUDA), any strides; N, P: 1...256; S >= 1; T, B may
 // be 0.
 //
-// Returns o and r = R [B,T,H,P] in q's dtype, and lse [B,T,H] f32 (f64), the log Σ_c e^ℓ_tc. Tokens
-// of a sequence's first run see nothing: R = 0, lse (which is not defined there) 0. Differentiable
-// in all inputs through o alone; r is o itself where there is neither gate nor base. Saves q, e, c,
-// contributions, gate, r, lse: nothing of size tokens × runs is ever stored. With dR = gate dy:
+// Returns o [B,T,H,P] in q's dtype, r = R [B,T,H,P] and lse [B,T,H], the log Σ_c e^ℓ_tc, f32 (f64):
+// V·dR − R·dR below is a small difference where one weight is near 1. Tokens of a sequence's first
+// run see nothing: R = 0, lse (which is not defined there) 0. Differentiable in all inputs through
+// o alone; r may be o itself where there is neither gate nor base. Saves q, e, c, contributions,
+// gate, r, lse: nothing of size tokens × runs is ever stored. With dR = gate dy:
 //   dgate = Σ_{h,p} R dy       δ = R·dR       V = Δ_cᵀ c_t     dℓ = w (V·dR − δ)      dbase = dy
 //   dc   = Σ_c w Δ_c dR        dq̂ = scale Σ_c dℓ ρ_c∘(Δ_c ê)       dê = scale Σ_c dℓ Δ_cᵀ(ρ_c∘q̂)
 //   X_c  = scale Σ_t dℓ q̂ êᵀ   Δ̂ = ρ_c∘Δ_c   dΔ_c = Σ_t w c dRᵀ + ρ_c∘(X_c − Δ̂ mean_p(X_c∘Δ̂))
@@ -80,12 +81,18 @@ struct StateMemoryProblem {
 struct StateMemoryGradients {  // undefined: not wanted. Dense, overwritten.
   Tensor dq = {}, de = {}, dc = {}, dmemories = {}, dgate = {};
 };
-// r and lse are overwritten, and o if it is defined (it is not where it would equal r).
+// r and lse are overwritten, and o if it is defined (it is not where it would be r itself).
 namespace cpu {
 void state_memory_attention_fwd(const StateMemoryProblem& p, const Tensor& o, const Tensor& r,
                                 const Tensor& lse);
 void state_memory_attention_bwd(const StateMemoryProblem& p, const Tensor& r, const Tensor& lse,
                                 const Tensor& d_o, const StateMemoryGradients& grads);
 }  // namespace cpu
+namespace gpu {
+void state_memory_attention_fwd(const StateMemoryProblem& p, const Tensor& o, const Tensor& r,
+                                const Tensor& lse);
+void state_memory_attention_bwd(const StateMemoryProblem& p, const Tensor& r, const Tensor& lse,
+                                const Tensor& d_o, const StateMemoryGradients& grads);
+}  // namespace gpu
 
 }  // namespace ebb

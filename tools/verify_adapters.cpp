@@ -164,7 +164,7 @@ const std::vector<Adapter>& adapters() {
       {"rms_norm", run_rms_norm, {"weight"}},
       {"short_conv", run_short_conv, {"weight", "bias", "cache"}},
       {"simple_gla", run_simple_gla, {"g", "h0"}},
-      {"sma", run_sma, {"la"}, false},
+      {"sma", run_sma, {"la"}},
       {"ssd", run_ssd, {"A", "D", "dt", "dt_bias", "h0"}},
       {"swiglu", run_swiglu},
       {"token_shift", run_token_shift},

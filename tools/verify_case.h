@@ -43,7 +43,6 @@ struct Adapter {
   std::string op;
   CaseOutputs (*run)(const CaseInputs&);
   std::vector<std::string> f32_inputs = {};  // stay f32 beside bf16 activations
-  bool cuda = true;                          // false: on the CPU only, so far
 };
 const std::vector<Adapter>& adapters();  // tools/verify_adapters.cpp
 

@@ -106,6 +106,15 @@ std::vector<Case> cases() {
        .cu = {0, 65, 65, 120}},
       {.name = "model", .time = 140, .heads = 4, .n = 128, .p = 64, .chunk = 32, .base = true},
       {.name = "n256_p256", .time = 90, .n = 256, .p = 256, .chunk = 21, .scale = 1.0 / 256},
+      {.name = "odd_slabs",
+       .time = 200,
+       .heads = 2,
+       .n = 100,
+       .p = 130,
+       .chunk = 70,
+       .q_heads = 2,
+       .base = true,
+       .scale = 0.02},
       {.name = "results",
        .batch = 2,
        .time = 61,
@@ -168,7 +177,6 @@ OpCase attention_case(Draw& draw, const Case& s) {
   };
   c.gradients = !s.all_results;
   c.jacobian = s.batch * s.time * s.heads * s.p <= 12;
-  c.cuda = c.bf16 = false;  // no CUDA kernel yet
   return c;
 }
 

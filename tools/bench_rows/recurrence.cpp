@@ -220,6 +220,15 @@ std::vector<BenchRow> recurrence_bench_rows() {
        [](DType t) { return step_case(t, delta_size(64, 1, 6, 64, 128), true); }, Where::cuda},
       {"kda_step", "B256 H6 K64 V128",
        [](DType t) { return step_case(t, delta_size(256, 1, 6, 64, 128), true); }, Where::cuda},
+      {"state_memory_attention", "B8 T4096 H16 N128 P64 S256",
+       [](DType t) { return state_memory_case(t, {.batch = 8, .time = 4096, .heads = 16}); },
+       Where::cuda},
+      {"state_memory_attention", "B8 T1024 H16 N64 P64 S16",
+       [](DType t) {
+         return state_memory_case(
+             t, {.batch = 8, .time = 1024, .heads = 16, .state_dim = 64, .memory_chunk = 16});
+       },
+       Where::cuda},
       {"state_memory_attention", "B1 T1024 H16 N128 P64 S64",
        [](DType t) {
          return state_memory_case(t, {.batch = 1, .time = 1024, .heads = 16, .memory_chunk = 64});
