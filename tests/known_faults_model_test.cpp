@@ -34,9 +34,13 @@ Tensor logits_of(const LanguageModel& model, const std::vector<int64_t>& ids,
   return model.logits(model.hidden(row(ids), layout)).value().select(0, 0);
 }
 
+class KnownFaultsModel : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Models, KnownFaultsModel, ::testing::Values("gated_deltanet", "mamba2"),
+                         [](const auto& info) { return std::string(info.param); });
+
 // B14: a token sees nothing of the sequence before, in the convolution and in the state.
-TEST(KnownFaultsModel, B14_PackedSequencesAreApart) {
-  const auto model = small_model();
+TEST_P(KnownFaultsModel, B14_PackedSequencesAreApart) {
+  const auto model = small_model(1, GetParam());
   std::vector<int64_t> ids = some_ids(8);
   const SeqLayout packed = SeqLayout::packed({0, 3, 8}, {});
   const Tensor before = logits_of(*model, ids, packed);
@@ -48,10 +52,10 @@ TEST(KnownFaultsModel, B14_PackedSequencesAreApart) {
 }
 
 // B14, backward: gradients of packed documents are the sums of those of each.
-TEST(KnownFaultsModel, B14_GradientsOfPackedSequences) {
+TEST_P(KnownFaultsModel, B14_GradientsOfPackedSequences) {
   const std::vector<int64_t> ids = some_ids(70), labels = some_ids(70, 9);
   const Tensor count = Tensor::full({}, 70, DType::i64);
-  const auto one = small_model(), parts = small_model();
+  const auto one = small_model(1, GetParam()), parts = small_model(1, GetParam());
   const std::vector<int64_t> cuts = {0, 1, 34, 70};
   backward(one->loss(row(ids), row(labels), SeqLayout::packed(cuts, {}), count).loss);
   for (size_t i = 0; i + 1 < cuts.size(); ++i)
@@ -65,8 +69,8 @@ TEST(KnownFaultsModel, B14_GradientsOfPackedSequences) {
 }
 
 // B28: padding on the left is a sequence of its own and leaks nowhere, at batch size 1 too.
-TEST(KnownFaultsModel, B28_LeftPaddingDoesNotLeak) {
-  const auto model = small_model();
+TEST_P(KnownFaultsModel, B28_LeftPaddingDoesNotLeak) {
+  const auto model = small_model(1, GetParam());
   const std::vector<int64_t> ids = some_ids(7);
   std::vector<int64_t> padded(5, 0);
   padded.insert(padded.end(), ids.begin(), ids.end());
@@ -84,8 +88,8 @@ TEST(KnownFaultsModel, B28_LeftPaddingDoesNotLeak) {
 }
 
 // B26: a state used for another prompt holds nothing of the one before.
-TEST(KnownFaultsModel, B26_SecondPromptInTheSameState) {
-  const auto model = small_model();
+TEST_P(KnownFaultsModel, B26_SecondPromptInTheSameState) {
+  const auto model = small_model(1, GetParam());
   DecodeState used, fresh;
   chunked_prefill(*model, {some_ids(40)}, 16, &used);
   model->step(Tensor::from(std::vector<int64_t>{5}, {1}), &used);
@@ -105,8 +109,8 @@ TEST(KnownFaultsModel, B26_SecondPromptInTheSameState) {
 }
 
 // B22: prompts shorter than the convolution, then decoding, whatever the batch.
-TEST(KnownFaultsModel, B22_ShortPromptsThenDecoding) {
-  const auto model = small_model();
+TEST_P(KnownFaultsModel, B22_ShortPromptsThenDecoding) {
+  const auto model = small_model(1, GetParam());
   const std::vector<int64_t> ids = some_ids(8);
   const Tensor full = logits_of(*model, ids);
   for (const int64_t n : {1, 2, 3}) {
@@ -124,8 +128,8 @@ TEST(KnownFaultsModel, B22_ShortPromptsThenDecoding) {
 
 // B48: without gradients, one step at learning rate 1 and decay 0.1 scales matrices by 0.9 and
 // leaves gates, norms and biases.
-TEST(KnownFaultsModel, B48_WeightDecayLeavesGatesAndNorms) {
-  const auto model = small_model();
+TEST_P(KnownFaultsModel, B48_WeightDecayLeavesGatesAndNorms) {
+  const auto model = small_model(1, GetParam());
   StateDict before;
   for (const auto& [name, t] : model->state_dict()) before.emplace_back(name, t.clone());
   const auto parameters = model->named_parameters();
@@ -138,20 +142,24 @@ TEST(KnownFaultsModel, B48_WeightDecayLeavesGatesAndNorms) {
   for (size_t i = 0; i < before.size(); ++i) {
     const auto& [name, was] = before[i];
     const bool leave = name.ends_with("A_log") || name.ends_with("dt_bias") ||
-                       name.ends_with("norm.weight") || name.ends_with(".bias");
+                       name.ends_with("norm.weight") || name.ends_with("norm_f.weight") ||
+                       name.ends_with(".bias") || name.ends_with(".D");
     const std::vector<double> a = was.to_vector<double>(), b = after[i].second.to_vector<double>();
     for (size_t j = 0; j < a.size(); ++j)
       ASSERT_NEAR(b[j], leave ? a[j] : 0.9 * a[j], leave ? 0 : 1e-6) << name;
     (leave ? kept : scaled) += 1;
   }
-  EXPECT_EQ(kept, 2 * 5 + 1);  // per block A_log, dt_bias and three norms; the last norm
-  EXPECT_GT(scaled, 10);
+  // Per block A_log, dt_bias and three norms, or A_log, dt_bias, D, a bias and two norms; the last
+  // norm.
+  const bool mamba2 = model->config().is_mamba2();
+  EXPECT_EQ(kept, 2 * (mamba2 ? 6 : 5) + 1);
+  EXPECT_GE(scaled, mamba2 ? 8 : 10);
 }
 
 // B44: a gate's small steps survive saving and loading; files hold f32 whatever training ran in.
-TEST(KnownFaultsModel, B44_CheckpointsHoldGatesInF32) {
+TEST_P(KnownFaultsModel, B44_CheckpointsHoldGatesInF32) {
   const std::string folder = ::testing::TempDir() + "/ebb_b44";
-  const auto model = small_model();
+  const auto model = small_model(1, GetParam());
   for (const NamedParameter& p : model->named_parameters())
     if (p.name.ends_with("A_log")) p.value().fill_(2.7707);  // bf16 knows 2.765625 and 2.78125
   model->enable_bf16();
@@ -165,7 +173,7 @@ TEST(KnownFaultsModel, B44_CheckpointsHoldGatesInF32) {
 }
 
 // B56: token 70,000 through shard, loader, embedding and loss; 4,464 is what 16 bits make of it.
-TEST(KnownFaultsModel, B56_LargeTokenIdsFromFileToLoss) {
+TEST(KnownFaultsModelFiles, B56_LargeTokenIdsFromFileToLoss) {
   const std::string folder = ::testing::TempDir() + "/ebb_b56";
   std::filesystem::create_directories(folder);
   ShardWriter writer(folder + "/t", 7, 131072);

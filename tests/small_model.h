@@ -1,13 +1,20 @@
 // A tiny model with room for the byte vocabulary, for tests that need one to run.
 #pragma once
 #include <memory>
+#include <string>
 
 #include "models/language_model.h"
 
 namespace ebb::testing {
 
-inline std::unique_ptr<LanguageModel> small_model(uint64_t seed = 1) {
+inline std::unique_ptr<LanguageModel> small_model(uint64_t seed = 1,
+                                                  const std::string& type = "gated_deltanet") {
   ModelConfig config;
+  if (type == "mamba2") {
+    config = preset("mamba2-100m");
+    config.expand = 1;
+    config.state_size = 24;
+  }
   config.vocab_size = 300;
   config.hidden_size = 32;
   config.num_hidden_layers = 2;
