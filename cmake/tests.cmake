@@ -63,4 +63,5 @@ set(EBB_CUDA_TESTS
   norm_properties.cpp
   op_harness.cpp
   optimizer_cuda_test.cpp
+  state_memory_cuda_test.cpp
 )

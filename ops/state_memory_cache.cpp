@@ -23,7 +23,7 @@ void unit(const T* x, int64_t width, double eps, bool normalize, T* out) {
 // One sequence and head: every memory is read once, row by row, for its scale, key and value.
 template <class T>
 void attend(const StateMemoryStepProblem& p, int64_t b, int64_t head, T* out) {
-  const Tensor& memories = p.cache->memories;
+  const Tensor& memories = p.memories;
   const int64_t heads = memories.size(2), n = memories.size(3), width = memories.size(4);
   const auto shared = [&](const Tensor& t) {  // the vector this head reads
     const int64_t of = t.size(1), size = t.numel() / (t.size(0) * of);
@@ -34,7 +34,7 @@ void attend(const StateMemoryStepProblem& p, int64_t b, int64_t head, T* out) {
   unit(shared(p.e), width, p.eps, p.normalize, e);
   const T* c = shared(p.c);
   T largest = -std::numeric_limits<T>::infinity(), total = 0;
-  for (int64_t m = 0; m < p.cache->runs(b, p.memory_chunk); ++m) {
+  for (int64_t m = 0; m < p.runs.data<int64_t>()[b]; ++m) {
     const T* s = memories.data<T>() + ((b * memories.size(1) + m) * heads + head) * n * width;
     std::fill(value, value + width, T(0));
     T logit = 0;
@@ -94,7 +94,8 @@ void check_cache(const char* op, const StateMemoryCache& cache, int64_t memory_c
   check(cache.position.dtype() == DType::i64 && !cache.position.on_cuda(),
         "{}: position is {} on {}, want i64 on cpu", op, cache.position.dtype(),
         cache.position.device());
-  check(!m.on_cuda(), "{}: there is no CUDA kernel in this version", op);
+  check(cache.open.device() == m.device(), "{}: open is on {}, memories on {}", op,
+        cache.open.device(), m.device());
   for (int64_t b = 0; b < m.size(0); ++b)
     check(cache.position.data<int64_t>()[b] >= 0 && cache.runs(b, memory_chunk) <= m.size(1),
           "{}: row {} is at position {}, the cache has room for {} runs of {}", op, b,
@@ -173,16 +174,17 @@ Tensor state_memory_attention_step(const Tensor& q, const Tensor& e, const Tenso
   check(std::isfinite(options.scale) && options.scale >= 0,
         "{}: scale is {}, want more than 0, or 0 for 1/sqrt(N)", kOp, options.scale);
   check_same_device(kOp, m, {&q, &e, &c, &options.gate, &options.base});
-  cpu::StateMemoryStepProblem p{
-      .q = checked("q", q, m, N),
-      .e = checked("e", e, m, P),
-      .c = checked("c", c, m, N),
-      .cache = &cache,
-      .memory_chunk = memory_chunk,
-      .scale = options.scale > 0 ? options.scale : 1 / std::sqrt(double(N)),
-      .eps = options.eps,
-      .eps_row = options.eps_row,
-      .normalize = options.normalize};
+  std::vector<int64_t> runs;
+  for (int64_t b = 0; b < cache.batch(); ++b) runs.push_back(cache.runs(b, memory_chunk));
+  StateMemoryStepProblem p{.q = checked("q", q, m, N),
+                           .e = checked("e", e, m, P),
+                           .c = checked("c", c, m, N),
+                           .memories = m,
+                           .runs = Tensor::from(runs, {cache.batch()}, m.device()),
+                           .scale = options.scale > 0 ? options.scale : 1 / std::sqrt(double(N)),
+                           .eps = options.eps,
+                           .eps_row = options.eps_row,
+                           .normalize = options.normalize};
   if (options.gate) p.gate = checked("gate", options.gate, m, 0);
   if (options.base) {
     check_shape(kOp, "base", options.base, {m.size(0), m.size(2), P});
@@ -190,8 +192,11 @@ Tensor state_memory_attention_step(const Tensor& q, const Tensor& e, const Tenso
           options.base.dtype(), m.dtype());
     p.base = options.base.contiguous();
   }
-  const Tensor o = Tensor::empty({m.size(0), m.size(2), P}, m.dtype());
-  cpu::state_memory_attention_step(p, o);
+  const Tensor o = Tensor::empty({m.size(0), m.size(2), P}, m.dtype(), m.device());
+  if (kWithCuda && o.on_cuda())
+    gpu::state_memory_attention_step(p, o);
+  else
+    cpu::state_memory_attention_step(p, o);
   return o;
 }
 
@@ -208,7 +213,7 @@ void state_memory_advance(StateMemoryCache& cache, int64_t memory_chunk) {
   if (most > room) {
     Shape shape = cache.memories.shape();
     shape[1] = std::max<int64_t>(most, 2 * room);
-    const Tensor wider = Tensor::zeros(shape, cache.memories.dtype());
+    const Tensor wider = Tensor::zeros(shape, cache.memories.dtype(), cache.memories.device());
     if (room > 0) copy(wider.slice(1, 0, room), cache.memories);
     cache.memories = wider;
   }

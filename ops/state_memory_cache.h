@@ -8,7 +8,6 @@
 // Reading comes first: a token does not see its own run. A row of every tensor is a sequence, each
 // at a position of its own, so rows may be selected and repeated like any decoding state.
 #pragma once
-#include "ops/cost.h"
 #include "ops/seq_layout.h"
 #include "tensor/tensor.h"
 
@@ -55,15 +54,18 @@ struct StateMemoryCacheSize {
 StateMemoryCacheSize state_memory_cache_size(int64_t length, int64_t memory_chunk,
                                              int64_t state_dim, int64_t value_dim);
 
-namespace cpu {
-struct StateMemoryStepProblem {  // checked, dense
+struct StateMemoryStepProblem {  // what the backends see: checked, dense
   Tensor q = {}, e = {}, c = {}, gate = {}, base = {};
-  const StateMemoryCache* cache = nullptr;
-  int64_t memory_chunk = 1;
+  Tensor memories = {};  // [B,C,H,N,P]
+  Tensor runs = {};      // i64 [B] where the kernel runs: complete ones of each row
   double scale = 1, eps = 0, eps_row = 0;
   bool normalize = true;
 };
+namespace cpu {
 void state_memory_attention_step(const StateMemoryStepProblem& p, const Tensor& o);
 }  // namespace cpu
+namespace gpu {
+void state_memory_attention_step(const StateMemoryStepProblem& p, const Tensor& o);
+}  // namespace gpu
 
 }  // namespace ebb

@@ -99,6 +99,21 @@ TEST_F(MqarCommand, ASmallModelLearnsToRecall) {
   EXPECT_EQ(ok("report " + at("run") + " --out " + at("report.html")).err, "");
 }
 
+// The recipe's model but for the vocabulary; it soon knows which values there are, at least.
+TEST_F(MqarCommand, Mamba2TakesTheTask) {
+  ok("train " EBB_TEST_DATA
+     "/../../recipes/mqar/mamba2-256.json --quiet --device cpu"
+     " --set data.mqar.vocab_size=32 --set model.vocab_size=32 --set 'data.mqar.pairs=[2]'"
+     " --set 'data.mqar.test_pairs=[2]' --set data.mqar.examples=4096"
+     " --set data.mqar.test_examples=200 --set length=12 --set sequences=32 --set optim.lr=1e-2"
+     " --set steps=120 --set log_every=40 --set validate_every=0 --set out=" +
+     at("mamba2"));
+  const json last = lines("mamba2/metrics.jsonl").back();
+  EXPECT_EQ(last["tokens"], 120 * 32 * 2);
+  EXPECT_GT(last["accuracy"].get<double>(), 0.35) << last;  // chance: 1/16
+  EXPECT_LT(last["validation_loss"].get<double>(), 2) << last;
+}
+
 TEST_F(MqarCommand, ResumedRunsAreThatOfOneGo) {
   const std::string few =
       "--set checkpoint_every=3 --set keep_last=3 --set data.mqar.order=mixed --set steps=7 ";

@@ -1,0 +1,112 @@
+// State-memory attention on the GPU beyond the rows of the table: the shapes of models, more blocks
+// than tokens of a tile, decoding against the CPU.
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "ops/elementwise.h"
+#include "ops/reduce.h"
+#include "ops/state_memory_attention.h"
+#include "ops/state_memory_cache.h"
+#include "tensor/compare.h"
+#include "tests/cuda_fixture.h"
+#include "tests/op_table.h"
+
+namespace ebb::testing {
+namespace {
+
+class StateMemoryCuda : public CudaTest {};
+
+struct Problem {
+  Tensor q, e, c, memories, gate, base, dy;
+  int64_t chunk;
+};
+
+Problem problem(int64_t batch, int64_t time, int64_t heads, int64_t n, int64_t p, int64_t chunk,
+                uint64_t seed) {
+  Draw draw(seed);
+  const int64_t runs = batch * ((time + chunk - 1) / chunk);
+  return {draw.normal({batch, time, 1, n}),     draw.normal({batch, time, 1, p}),
+          draw.normal({batch, time, 1, n}),     draw.normal({runs, heads, n, p}, 0.01),
+          draw.normal({batch, time, 1}),        draw.normal({batch, time, heads, p}),
+          draw.normal({batch, time, heads, p}), chunk};
+}
+
+// o, lse and the gradients of q, e, c, contributions, gate: of inputs rounded to `dtype`, computed
+// in `compute`.
+std::vector<Tensor> run(const Problem& in, DType dtype, DType compute, Device device) {
+  const auto put = [&](const Tensor& t) { return t.to(dtype).to(compute, device); };
+  std::vector<Var> leaves;
+  for (const Tensor* t : {&in.q, &in.e, &in.c, &in.memories, &in.gate})
+    leaves.push_back(Var::leaf(put(*t)));
+  // A scale that leaves several memories some weight.
+  const StateMemoryAttention r =
+      state_memory_attention(leaves[0], leaves[1], leaves[2], leaves[3], in.chunk,
+                             {.gate = leaves[4],
+                              .base = put(in.base),
+                              .scale = 1 / std::sqrt(double(in.q.size(3) * in.e.size(3)))});
+  backward(sum(mul(r.o, Var(put(in.dy)))));
+  std::vector<Tensor> out{r.o.value(), r.lse};
+  for (const Var& v : leaves) out.push_back(v.grad());
+  for (Tensor& t : out) t = t.cpu();
+  return out;
+}
+
+void expect_parity(const Problem& in, DType dtype, double outputs, double gradients, Device gpu) {
+  const std::vector<Tensor> got = run(in, dtype, dtype, gpu);
+  const std::vector<Tensor> want = run(in, dtype, DType::f64, Device::cpu());
+  const std::vector<Tensor> again = run(in, dtype, dtype, gpu);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_LE(relative_error(got[i], want[i]), i < 2 ? outputs : gradients) << i;
+    EXPECT_TRUE(bitwise_equal(got[i], again[i])) << i;
+  }
+}
+
+TEST_F(StateMemoryCuda, ShapesOfModels) {
+  for (const int64_t chunk : {64, 100, 256}) {
+    const Problem in = problem(2, 600, 4, 128, 64, chunk, uint64_t(chunk));
+    expect_parity(in, DType::f32, 2e-5, 2e-5, gpu_);
+    expect_parity(in, DType::bf16, 8e-3, 1.5e-2, gpu_);
+  }
+}
+
+TEST_F(StateMemoryCuda, ShapesOfAssociativeRecall) {
+  const Problem in = problem(4, 256, 2, 16, 64, 16, 5);
+  expect_parity(in, DType::f32, 2e-5, 2e-5, gpu_);
+  expect_parity(in, DType::bf16, 8e-3, 1.5e-2, gpu_);
+}
+
+// Decoding: rows at places of their own, on both devices.
+TEST_F(StateMemoryCuda, StepsAreThoseOfTheCpu) {
+  for (const auto& [n, p] : {std::pair<int64_t, int64_t>{128, 64}, {16, 100}, {256, 256}, {1, 3}}) {
+    Draw draw(11);
+    const Tensor memories = draw.normal({3, 5, 4, n, p}).to(DType::f32);
+    const Tensor position = Tensor::from(std::vector<int64_t>{0, 9, 57}, {3});
+    const Tensor open = draw.normal({3, 4, n, p}).to(DType::f32);
+    const Tensor q = draw.normal({3, 1, n}).to(DType::f32),
+                 e = draw.normal({3, 2, p}).to(DType::f32);
+    const Tensor c = draw.normal({3, 4, n}).to(DType::f32),
+                 gate = draw.normal({3, 1}).to(DType::f32);
+    const Tensor base = draw.normal({3, 4, p}).to(DType::f32);
+    const auto step = [&](Device device) {
+      StateMemoryCache cache{memories.to(device).clone(), open.to(device).clone(),
+                             position.clone()};
+      std::vector<Tensor> out;
+      for (int64_t t = 0; t < 4; ++t) {
+        out.push_back(
+            state_memory_attention_step(q.to(device), e.to(device), c.to(device), cache, 10,
+                                        {.gate = gate.to(device), .base = base.to(device)})
+                .cpu());
+        state_memory_advance(cache, 10);
+      }
+      out.push_back(cache.memories.cpu());
+      out.push_back(cache.open.cpu());
+      return out;
+    };
+    const std::vector<Tensor> got = step(gpu_), want = step(Device::cpu());
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_LE(relative_error(got[i], want[i]), 2e-5) << n << " " << p << " " << i;
+  }
+}
+
+}  // namespace
+}  // namespace ebb::testing
