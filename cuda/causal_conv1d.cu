@@ -141,6 +141,13 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
         r_next_dy[u] = load_raw<T, V>(g_dy + uint64_t(dy_stride) * u);
       }
     };
+    // Rows of the tile to be fetched next come to the L2 cache meanwhile, one per lane.
+    const auto bring_nearer = [&](int i) {
+      const int row = int(threadIdx.x), t = i - 3 * U + row % U;
+      if (row >= 2 * U || i < 3 * U + W - 1) return;
+      const T* g = row < U ? g_run + (t - (W - 1)) * in.stride : g_dy_run + t * out.dy_stride;
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(g - row * V));
+    };
     // `more`: the tile below is an interior one too; its loads go out before this one's arithmetic.
     const auto tile = [&](int i, auto all_owned, bool more) {
       const T* g_tile = g_run + (i - U) * in.stride;
@@ -156,6 +163,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
         r_dy[u] = r_next_dy[u];
       }
       if (more) fetch(i - U);
+      bring_nearer(i);
       fetched = more;
 #pragma unroll
       for (int u = U - 1; u >= 0; --u) {

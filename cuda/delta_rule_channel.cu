@@ -210,13 +210,15 @@ __global__ void __launch_bounds__(kTileThreads, 2) prepare_kernel(Channel<T> p) 
 
 }  // namespace
 
-ChannelOperands make_operands(const DeltaRuleProblem& p) {
+ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads) {
   const Device device = p.v.device();
   const int64_t chunks = p.layout.chunk_count(p.batch(), p.time(), chunk_of(p));
-  const auto operand = [&] {
-    return Tensor::empty({p.value_heads(), p.batch() * p.time(), p.key_dim()}, p.v.dtype(), device);
+  const Shape shape{p.value_heads(), p.batch() * p.time(), p.key_dim()};
+  const auto operand = [&](const Tensor& place) {
+    const bool fits = place.defined() && place.numel() == shape.numel();
+    return fits ? place.view(shape) : Tensor::empty(shape, p.v.dtype(), device);
   };
-  return {operand(), operand(), operand(), Tensor(),
+  return {operand(grads.dq), operand(grads.dk), operand({}), Tensor(),
           Tensor::empty({chunks, p.value_heads(), p.key_dim() + kChunk}, DType::f32, device)};
 }
 

@@ -114,11 +114,13 @@ __device__ __forceinline__ void load_square(const T* g_x, const Channel<T>& p, S
             span.rows, p.chunk);
 }
 
-// The temporaries of one pass: the operands of the scans; γ_n and β.
+// The temporaries of one pass: the operands of the scans; γ_n and β. Backward works out dq and dk
+// after its scan has read them: where they have the size, two operands lie in their place till
+// then.
 struct ChannelOperands {
   Tensor queries, erased, kept, written, total;
 };
-ChannelOperands make_operands(const DeltaRuleProblem& p);
+ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads = {});
 
 // The device's view. `chunk_before` and `operands` must outlive the launches.
 template <class T>

@@ -548,7 +548,7 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
   const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
   Tensor dbeta = grads.dbeta;
   if (dbeta && slabs > 1) dbeta = Tensor::empty({slabs, tokens, hv}, DType::f32, device);
-  const ChannelOperands operands = make_operands(problem);
+  const ChannelOperands operands = make_operands(problem, grads);
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(x);
   visit_compute(dtype, [&]<class Host>() {
