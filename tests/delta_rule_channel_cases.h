@@ -300,8 +300,10 @@ TEST_P(ChannelDeltaRule, RecomputeGivesTheSameBits) {
     const ChannelResult kept = run_channel(in, dtype, device());
     in.recompute = true;
     const ChannelResult again = run_channel(in, dtype, device());
-    for (size_t i = 0; i < kept.size(); ++i)
-      if (kept[i].defined()) EXPECT_TRUE(bitwise_equal(kept[i], again[i])) << kChannelNames[i];
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (!kept[i].defined()) continue;
+      EXPECT_TRUE(bitwise_equal(kept[i], again[i])) << kChannelNames[i];
+    }
   }
 }
 
