@@ -13,6 +13,7 @@
 #include "tensor/random.h"
 #include "tests/op_harness.h"
 #include "tests/reference/delta_rule.h"
+#include "tests/result_parity.h"
 
 namespace ebb::testing {
 
@@ -33,15 +34,6 @@ inline const char* const kChannelNames[] = {"o", "ht", "dq", "dk", "dv", "dg", "
 using ChannelResult = std::vector<Tensor>;  // by these names; undefined where there is none
 enum ChannelField { kO, kHt, kDq, kDk, kDv, kDg, kDb, kDw, kDh0 };
 
-inline void unit_length(const Tensor& x) {
-  const int64_t width = x.shape().back();
-  for (int64_t i = 0; i < x.numel(); i += width) {
-    double sum = 0;
-    for (int64_t j = 0; j < width; ++j) sum += std::pow(x.data<double>()[i + j], 2);
-    for (int64_t j = 0; j < width; ++j) x.data<double>()[i + j] /= std::sqrt(sum);
-  }
-}
-
 inline ChannelInputs channel_inputs(DeltaGates gates, const ChannelShape& s, uint64_t seed = 3,
                                     std::vector<int64_t> cu = {}) {
   Draw draw(seed);
@@ -60,8 +52,8 @@ inline ChannelInputs channel_inputs(DeltaGates gates, const ChannelShape& s, uin
                    draw.normal(state),
                    draw.normal(v),
                    draw.normal(state)};
-  unit_length(in.q);
-  unit_length(in.k);
+  normalize_rows(in.q);
+  normalize_rows(in.k);
   in.scale = 1 / std::sqrt(double(s.key_dim));
   in.cu = std::move(cu);
   return in;
@@ -126,21 +118,7 @@ inline ChannelResult exact_channel(const ChannelInputs& in, DType dtype = DType:
 
 inline void expect_channel_parity(const ChannelResult& got, const ChannelResult& want,
                                   double outputs, double gradients, const std::string& what = "") {
-  for (size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(got[i].defined(), want[i].defined()) << what << ' ' << kChannelNames[i];
-    if (got[i].defined()) {
-      EXPECT_LE(relative_error(got[i], want[i]), i < 2 ? outputs : gradients)
-          << what << ' ' << kChannelNames[i];
-    }
-  }
-}
-
-inline bool all_values_finite(const ChannelResult& r) {
-  for (const Tensor& t : r)
-    if (t.defined())
-      for (double x : t.to_vector<double>())
-        if (!std::isfinite(x)) return false;
-  return true;
+  expect_results_near(got, want, kChannelNames, 2, outputs, gradients, what);
 }
 
 struct ChannelParam {
@@ -363,7 +341,7 @@ TEST_P(ChannelDeltaRule, SimilarKeys) {
         double& k = in.k.data<double>()[t * 64 + j];
         k = std::sqrt(0.8) * common.data<double>()[j] + std::sqrt(0.2) * k;
       }
-    unit_length(in.k);
+    normalize_rows(in.k);
     in.b.fill_(erase);
     for (int64_t i = 0; i < in.g.numel(); ++i) in.g.data<double>()[i] *= 0.01;
     expect_channel_parity(f32(in), exact_channel(in, DType::f32), 2e-5, 2e-5,

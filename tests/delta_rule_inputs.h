@@ -9,6 +9,7 @@
 #include "ops/delta_rule.h"
 #include "tests/op_harness.h"
 #include "tests/reference/delta_rule.h"
+#include "tests/result_parity.h"
 
 namespace ebb::testing {
 
@@ -29,15 +30,6 @@ struct GdnResult {
 inline const char* const kGdnNames[] = {"o", "ht", "dq", "dk", "dv", "dg", "dbeta", "dh0"};
 inline std::vector<Tensor> fields(const GdnResult& r) {
   return {r.o, r.ht, r.dq, r.dk, r.dv, r.dg, r.dbeta, r.dh0};
-}
-
-inline void normalize_rows(const Tensor& x) {
-  const int64_t width = x.shape().back();
-  for (int64_t i = 0; i < x.numel(); i += width) {
-    double sum = 0;
-    for (int64_t j = 0; j < width; ++j) sum += std::pow(x.data<double>()[i + j], 2);
-    for (int64_t j = 0; j < width; ++j) x.data<double>()[i + j] /= std::sqrt(sum);
-  }
 }
 
 inline GdnInputs gdn_inputs(const GdnShape& s, uint64_t seed = 3, std::vector<int64_t> cu = {}) {
@@ -100,22 +92,9 @@ inline GdnResult exact(const GdnInputs& in, DType dtype = DType::f64) {
 
 inline void expect_parity(const GdnResult& got, const GdnResult& want, double outputs,
                           double gradients, const std::string& what = "") {
-  const auto a = fields(got), b = fields(want);
-  for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(a[i].defined(), b[i].defined()) << what << ' ' << kGdnNames[i];
-    if (a[i].defined()) {
-      EXPECT_LE(relative_error(a[i], b[i]), i < 2 ? outputs : gradients)
-          << what << ' ' << kGdnNames[i];
-    }
-  }
+  expect_results_near(fields(got), fields(want), kGdnNames, 2, outputs, gradients, what);
 }
 
-inline bool finite(const GdnResult& r) {
-  for (const Tensor& t : fields(r))
-    if (t.defined())
-      for (double x : t.to_vector<double>())
-        if (!std::isfinite(x)) return false;
-  return true;
-}
+inline bool finite(const GdnResult& r) { return all_values_finite(fields(r)); }
 
 }  // namespace ebb::testing

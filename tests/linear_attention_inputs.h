@@ -9,6 +9,7 @@
 #include "ops/gated_linear_attention.h"
 #include "tests/op_harness.h"
 #include "tests/reference/linear_attention.h"
+#include "tests/result_parity.h"
 
 namespace ebb::testing {
 
@@ -106,22 +107,9 @@ inline GlaResult exact(const GlaInputs& in, DType dtype = DType::f64) {
 
 inline void expect_parity(const GlaResult& got, const GlaResult& want, double outputs,
                           double gradients, const std::string& what = "") {
-  const auto a = fields(got), b = fields(want);
-  for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_EQ(a[i].defined(), b[i].defined()) << what << ' ' << kGlaNames[i];
-    if (a[i].defined()) {
-      EXPECT_LE(relative_error(a[i], b[i]), i < 3 ? outputs : gradients)
-          << what << ' ' << kGlaNames[i];
-    }
-  }
+  expect_results_near(fields(got), fields(want), kGlaNames, 3, outputs, gradients, what);
 }
 
-inline bool finite(const GlaResult& r) {
-  for (const Tensor& t : fields(r))
-    if (t.defined())
-      for (double x : t.to_vector<double>())
-        if (!std::isfinite(x)) return false;
-  return true;
-}
+inline bool finite(const GlaResult& r) { return all_values_finite(fields(r)); }
 
 }  // namespace ebb::testing
