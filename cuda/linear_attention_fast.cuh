@@ -1,7 +1,7 @@
 // The tensor-core kernels of gated linear attention in bf16, for chunks of 64 tokens, K <= 128 and
 // V <= 64, both multiples of 8, and runs that are multiples of 64: linear_attention_fast_fwd.cu
-// (gates, the fused scan, contributions), linear_attention_fast_bwd.cu (the reverse scan, the
-// gradients of every chunk).
+// (gates, the scan with the read-out, contributions), linear_attention_reverse.cu (the scans that
+// only carry the state), linear_attention_fast_bwd.cu (the gradients of every chunk).
 // States lie transposed, [chunks,H,V,K], as in cuda/delta_fast.cuh, whose gates (beta: the weights)
 // and fragments these are.
 #pragma once
@@ -9,6 +9,8 @@
 #include "cuda/linear_attention.cuh"
 
 namespace ebb::gpu::linear_attention {
+
+inline constexpr int kFastShared = 227 * 1024;  // bytes of a block, as compute capability 9.0 has
 
 struct FastAttention : Attention<bf16_t> {
   FastGates* gates = nullptr;  // [chunks,H]

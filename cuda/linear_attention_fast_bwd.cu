@@ -1,7 +1,7 @@
-// Gated linear attention in bf16 on tensor cores, backward: the scan from the last chunk to the
-// first, then the gradients of every chunk (cuda/linear_attention_fast.cuh). Notation and formulas
-// of ops/gated_linear_attention_cpu_bwd.cpp.
-#include "cuda/linear_attention_fast.cuh"
+// Gated linear attention in bf16 on tensor cores, backward: after the reverse scan
+// (linear_attention_reverse.cu) the gradients of every chunk (cuda/linear_attention_fast.cuh).
+// Notation and formulas of ops/gated_linear_attention_cpu_bwd.cpp.
+#include "cuda/linear_attention_scan.cuh"
 
 namespace ebb::gpu::linear_attention {
 namespace {
@@ -10,139 +10,14 @@ constexpr int kThreads = 256;
 
 struct AttentionBackward : FastAttention {
   const bf16_t* d_o = {};               // [tokens,H,V]
-  const float* dht = {};                // [N,H,K,V] or null
   const bf16_t* dcontributions = {};    // [runs,H,K,V] or null
   float* through_run = {};              // [runs,H]: e^{Σ g of the run} <S before it, its gradient>
   bf16_t* dstates = {};                 // (D+E)ᵀ after each chunk [chunks,H,V,K]
   bf16_t *dq = {}, *dk = {}, *dv = {};  // null: not wanted (or as f32 terms)
-  float *dq_terms = {}, *dk_terms = {};  // [tokens,G·parts,K]: sums of a part of the heads
-  float *dg = {}, *dweight = {}, *dh0 = {}, *dskip = {};  // dskip: [chunks,H]
+  float *dq_terms = {}, *dk_terms = {};        // [tokens,G·parts,K]: sums of a part of the heads
+  float *dg = {}, *dweight = {}, *dskip = {};  // dskip: [chunks,H]
   int parts = 1;
 };
-
-template <int SLABS, bool MEMORY>
-struct ReverseStage {
-  SwizzledTile q[SLABS], d_o;
-  SwizzledTile run[MEMORY ? SLABS : 1];  // [K,V]: the gradient of the contribution that ends here
-  FastGates gates;
-};
-template <int SLABS, bool MEMORY>
-struct ReverseShared {
-  ReverseStage<SLABS, MEMORY> stage[3];
-  SwizzledTile states[2][SLABS];  // [V,K]
-};
-
-// a = the left operands of state + decay·run.
-template <int SLABS, int RUNS>
-__device__ __forceinline__ void add_run(unsigned (&a)[4 * SLABS][4],
-                                        const float (&state)[SLABS][8][4],
-                                        const unsigned (&run)[RUNS][4][4], float decay) {
-#pragma unroll
-  for (int k = 0; k < 4 * SLABS; ++k)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float(&x)[4] = state[k / 4][2 * k % 8 + (e >> 1)];
-      const unsigned y = run[RUNS == 1 ? 0 : k / 4][k % 4][e];
-      const int i = 2 * (e & 1);
-      a[k][e] = pack_bf16(x[i] + decay * low_half(y), x[i + 1] + decay * high_half(y));
-    }
-}
-
-// Block (sequence, head, 64 columns of V), Dᵀ in the registers of the first group, 16 columns of V
-// a warp. Per chunk, from the last: 1 D+E out, where E is the gradient of the run's contribution
-// times the decay up to the run's end. 2 D = γ_n D + qᵀ (scale γ dO). The second group fetches two
-// steps ahead and stores one behind; one barrier a step.
-template <int SLABS, bool MEMORY>
-__global__ void __launch_bounds__(kThreads, 1) reverse_kernel(AttentionBackward p) {
-  auto& s = swizzled_shared<ReverseShared<SLABS, MEMORY>>();
-  const Lane l;
-  const int warp = (int(threadIdx.x) >> 5) & 3;
-  const bool scans = threadIdx.x < kThreads / 2;
-  const TileMover<kThreads / 2> mover(int(threadIdx.x) & (kThreads / 2 - 1));
-  const int64_t tiles = (p.value_dim + 63) / 64;
-  for (int64_t item = blockIdx.x; item < p.sequences * p.value_heads * tiles; item += gridDim.x) {
-    const int v0 = int(item % tiles) * 64, cols = p.value_dim - v0;
-    const int h = int(item / tiles % p.value_heads);
-    const int64_t n = item / tiles / p.value_heads;
-    const int64_t state_at = (n * p.value_heads + h) * p.key_dim * p.value_dim;
-    const PieceWalk walk(p, n);
-    const int steps = int(walk.count);
-    const auto fetch = [&](int i) {
-      ReverseStage<SLABS, MEMORY>& to = s.stage[i % 3];
-      const int64_t chunk = steps - 1 - i;
-      const Span span = walk.span(p, chunk);
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j)
-        mover.fetch(to.q[j], p.q_row(span.first, h) + 64 * j, p.q_step, span.rows,
-                    p.key_dim - 64 * j);
-      mover.fetch(to.d_o, p.d_o + p.value_at(span.first, h) + v0, p.value_stride(), span.rows,
-                  cols);
-      mover.fetch_gates(to.gates, p.gates_of(walk.first + chunk, h));
-      if (!MEMORY || (chunk + 1) % p.pieces != 0) return;
-      const int64_t run = p.state_at((walk.first + chunk) / p.pieces, h) + v0;
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j)
-        mover.fetch(to.run[MEMORY ? j : 0], p.dcontributions + run + int64_t(64 * j) * p.value_dim,
-                    p.value_dim, p.key_dim - 64 * j, cols);
-    };
-    const auto store = [&](int i) {
-      bf16_t* to = p.dstates + p.state_at(walk.first + steps - 1 - i, h) + int64_t(v0) * p.key_dim;
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j)
-        mover.store(to + 64 * j, p.key_dim, s.states[i & 1][j], cols, p.key_dim - 64 * j);
-    };
-    float state[SLABS][8][4];
-    unsigned run[MEMORY ? SLABS : 1][4][4];  // as left operands
-    float decay = 1;
-    if (scans) {
-      read_transposed<SLABS>(state, p.dht ? p.dht + state_at : nullptr, p.key_dim, p.value_dim,
-                             v0 + 16 * warp, l);
-    } else {
-      for (int i = 0; i < min(2, steps); ++i) fetch(i);
-    }
-    for (int i = 0; i < steps; ++i) {
-      wait_copies();
-      publish_tiles();
-      __syncthreads();
-      if (scans) {
-        const ReverseStage<SLABS, MEMORY>& now = s.stage[i % 3];
-        unsigned a[4 * SLABS][4], d[4][4], scaled[4][4];
-        state_as_left<SLABS>(a, state);  // 1
-        if (MEMORY) {
-          if ((steps - i) % p.pieces == 0) {
-            decay = 1;
-#pragma unroll
-            for (int j = 0; j < SLABS; ++j)
-              load_values(run[MEMORY ? j : 0], now.run[MEMORY ? j : 0], warp, l);
-          }
-          add_run<SLABS>(a, state, run, decay);
-          decay *= now.gates.total[0];
-        }
-        put_state<SLABS>(s.states[i & 1], a, warp);
-        load_values(d, now.d_o, warp, l);  // 2
-        scale_left(scaled, d, l, [&](int t) {
-          const float2 gamma = pair(now.gates.gamma, t);
-          return float2{p.scale * gamma.x, p.scale * gamma.y};
-        });
-        scale_state<SLABS>(state, now.gates.total[0]);
-        warpgroup_begin();
-#pragma unroll
-        for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], scaled, now.q[j]);
-        warpgroup_commit();
-        warpgroup_wait<0>();
-        settle_state<SLABS>(state);
-      } else {
-        if (i + 2 < steps) fetch(i + 2);
-        if (i > 0) store(i - 1);
-      }
-    }
-    __syncthreads();
-    if (!scans && steps > 0) store(steps - 1);
-    if (scans && p.dh0)
-      write_transposed<SLABS>(p.dh0 + state_at, state, p.key_dim, p.value_dim, v0 + 16 * warp, l);
-    __syncthreads();
-  }
-}
 
 // Block (run, head): e^{Σ g of the run} <S before it, dcontribution>. It is what <S,D+E> holds too
 // much at each of the run's chunks, where only <S,D> and what the run itself has written may count.
@@ -600,8 +475,12 @@ __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(AttentionBackward
 }  // namespace
 
 void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAttentionSaved& saved,
-                        const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions,
+                        const Tensor& given_o, const Tensor& dht, const Tensor& given_contributions,
                         const LinearAttentionGradients& grads) {
+  const auto aligned = [](const Tensor& t) {  // as copies and tensor maps want them
+    return t && reinterpret_cast<uintptr_t>(t.raw()) % 16 != 0 ? t.clone() : t;
+  };
+  const Tensor d_o = aligned(given_o), dcontributions = aligned(given_contributions);
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups(), k = problem.key_dim();
   const int64_t v = problem.value_dim(), tokens = problem.batch() * problem.time();
@@ -619,27 +498,30 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
   const Tensor before = run_offsets(problem, cut);
   const cudaStream_t stream = stream_of(dstates);
   AttentionBackward p{make_fast_attention(problem, cut, saved, before)};
-  p.d_o = ptr<bf16>(d_o), p.dht = ptr<float>(dht), p.dstates = ptr<bf16>(dstates);
+  p.d_o = ptr<bf16>(d_o), p.dstates = ptr<bf16>(dstates);
   p.dq = parts == 1 ? ptr<bf16>(grads.dq) : nullptr;
   p.dk = parts == 1 ? ptr<bf16>(grads.dk) : nullptr;
   p.dv = ptr<bf16>(grads.dv);
   p.dq_terms = ptr<float>(dq_terms), p.dk_terms = ptr<float>(dk_terms);
   p.dg = ptr<float>(grads.dg), p.dweight = ptr<float>(grads.dweight);
-  p.dh0 = ptr<float>(grads.dh0), p.dskip = ptr<float>(dskip);
+  p.dskip = ptr<float>(dskip);
   p.parts = parts;
   p.dcontributions = ptr<bf16>(dcontributions), p.through_run = ptr<float>(through_run);
-  const dim3 scans = grid_of(p.sequences * h * ceil_div(v, 64));
   if (dcontributions && runs > 0) {
     run_product_kernel<<<grid_of(runs), kThreads, 0, stream>>>(p);
     check_launch();
   }
+  Tensor buffers[3];
+  const AttentionSegments segments = cut_sequences(p, device, buffers);
+  const TileSource q = token_source(p, p.q, k, groups, p.q_step, device);
+  const TileSource upstream = token_source(p, p.d_o, v, h, h * v, device);
+  TileSource written{};
+  if (dcontributions)
+    written = {tile_map(p.dcontributions, v, runs, k * v, k, v, device), p.dcontributions, k * v, v,
+               int(v)};
+  reverse_scan(p, segments, {{q}, upstream, written, can_map({q, upstream})}, ptr<float>(dht),
+               ptr<bf16>(dstates), ptr<float>(grads.dh0), stream);
   visit_fast_slabs(k, [&]<int SLABS>() {
-    if (dcontributions)
-      launch_fast<ReverseShared<SLABS, true>>(reverse_kernel<SLABS, true>, kThreads, scans, stream,
-                                              p);
-    else
-      launch_fast<ReverseShared<SLABS, false>>(reverse_kernel<SLABS, false>, kThreads, scans,
-                                               stream, p);
     launch_fast<GradientShared<SLABS>>(gradient_kernel<SLABS>, kThreads,
                                        grid_of(p.chunks * groups * parts), stream, p);
   });

@@ -1,6 +1,6 @@
 // Gated linear attention in bf16 on tensor cores, forward: the gates of every chunk, then one scan
 // with the read-out (cuda/linear_attention_fast.cuh).
-#include "cuda/linear_attention_fast.cuh"
+#include "cuda/linear_attention_scan.cuh"
 #include "ops/rows.h"
 
 namespace ebb::gpu::linear_attention {
@@ -51,162 +51,200 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(FastAttention p) {
   }
 }
 
+// ---- the scan with the read-out ----
+
+constexpr int kReadThreads = 384;
+
 template <int SLABS>
-struct Stage {
-  SwizzledTile q[SLABS], k[SLABS], v;
-  FastGates gates;
-};
-template <int SLABS>
-struct ReadScanShared {
-  Stage<SLABS> stage[3];
-  SwizzledTile scores[2], out[2];  // P, o
-  SwizzledTile states[2][SLABS];   // [V,K]
+struct ReadShared {
+  static constexpr int kStages = SLABS == 1 ? 6 : 4;
+  ScanStage<SLABS, 2> stage[kStages];  // keys: q, k
+  SwizzledTile scores[2], out;         // P, o
+  SwizzledTile states[SLABS];          // [V,K]
+  FastGates gates[kStages];
+  uint64_t arrived[kStages];
 };
 
-// The first group of four warps, 16 columns of V each; the state Sᵀ [V,K] in registers.
+// The three roles need different numbers of registers; 65,536 in all. Called by all four warps of a
+// group.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+#if EBB_WGMMA
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+#if EBB_WGMMA
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+
+// The first group of four warps, 16 columns of V each; the state Sᵀ [V,K] in registers. Per chunk
+// 1 q S; S out meanwhile. 2 S = γ_n S + kᵀ (τ w v). 3 o = scale γ q S + P v.
 template <int SLABS>
-struct Reader {
+__device__ __forceinline__ void read_out(const FastAttention& p, const AttentionItem& item,
+                                         const AttentionSegments& cut, ReadShared<SLABS>& s,
+                                         Arrivals& arrivals, float* ht) {
+  constexpr int kUsers = 256 + kScanFetchThreads, kStored = 128 + kScanStoreThreads;
+  const Lane l;
+  const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4];
-
-  // 1 q S; S out meanwhile. 2 o = scale γ q S + P v, S = γ_n S + kᵀ (τ w v).
-  __device__ __forceinline__ void step(const FastAttention& p, const Stage<SLABS>& now,
-                                       const SwizzledTile& scores, SwizzledTile (&states)[SLABS],
-                                       SwizzledTile& result, int warp, const Lane& l) {
+  read_begin<SLABS>(state, p, item, cut, p.h0, warp, l);
+  Turn turn;
+  for (int step = 0; step < item.steps; ++step) {
+    arrivals.wait(s.arrived, turn.at);
+    const ScanStage<SLABS, 2>& now = s.stage[turn.at];
+    const FastGates& gates = s.gates[turn.at];
     unsigned sa[4 * SLABS][4], v[4][4], kept[4][4];
     float out[8][4];
     state_as_left<SLABS>(sa, state);  // 1
     warpgroup_begin();
-    multiply_rows<true>(out, sa, now.q[0]);
+    multiply_rows<true>(out, sa, now.keys[0][0]);
 #pragma unroll
-    for (int j = 1; j < SLABS; ++j) multiply_rows(out, sa + 4 * j, now.q[j]);
+    for (int j = 1; j < SLABS; ++j) multiply_rows(out, sa + 4 * j, now.keys[0][j]);
     warpgroup_commit();
-    put_state<SLABS>(states, sa, warp);
+    if (step > 0) barrier_wait<kStored>(kStateFree);
+    put_state<SLABS>(s.states, sa, warp);
+    barrier_arrive<kStored>(kStateReady);
     load_values(v, now.v, warp, l);
     scale_left(kept, v, l, [&](int t) {
-      const float2 tail = pair(now.gates.tail, t), weight = pair(now.gates.beta, t);
+      const float2 tail = pair(gates.tail, t), weight = pair(gates.beta, t);
       return float2{tail.x * weight.x, tail.y * weight.y};
     });
-    scale_state<SLABS>(state, now.gates.total[0]);
-    warpgroup_wait<0>();
-    settle(out);
-    scale_tokens(out, now.gates.gamma, p.scale, l);  // 2
-    settle(out);
-    warpgroup_begin();
-    multiply_rows(out, v, scores);
-    warpgroup_commit();
+    scale_state<SLABS>(state, gates.total[0]);
+    warpgroup_begin();  // 2
 #pragma unroll
-    for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], kept, now.k[j]);
+    for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], kept, now.keys[1][j]);
     warpgroup_commit();
     warpgroup_wait<1>();
     settle(out);
-    unsigned a[4][4];
-    values_as_left(a, out);
-    put_values(result, a, warp);
+    scale_tokens(out, gates.gamma, p.scale, l);  // 3
+    settle(out);
+    barrier_wait<256>(kScoresReady + (step & 1));
+    warpgroup_begin();
+    multiply_rows(out, v, s.scores[step & 1]);
+    warpgroup_commit();
     warpgroup_wait<0>();
+    settle(out);
     settle_state<SLABS>(state);
+    barrier_arrive<kUsers>(kStageDone + turn.at);
+    if (step + 2 < item.steps) barrier_arrive<256>(kScoresFree + (step & 1));
+    values_as_left(v, out);
+    if (step > 0) barrier_wait<kStored>(kOutFree);
+    put_values(s.out, v, warp);
+    barrier_arrive<kStored>(kOutReady);
+    turn.next<ReadShared<SLABS>::kStages>();
   }
-};
-
-// s = P = scale·(q kᵀ∘Γ)·w, skip on the diagonal, by the second group of four warps.
-template <int SLABS>
-__device__ __forceinline__ void write_scores(const FastAttention& p, const Stage<SLABS>& now,
-                                             float skip, SwizzledTile& s, int warp, const Lane& l) {
-  const int m0 = 16 * warp;
-  float x[8][4];
-  warpgroup_begin();
-  multiply_tiles<true, Inner::last, Inner::last>(x, now.q[0], now.k[0], warp);
-#pragma unroll
-  for (int j = 1; j < SLABS; ++j)
-    multiply_tiles<false, Inner::last, Inner::last>(x, now.q[j], now.k[j], warp);
-  warpgroup_commit();
-  warpgroup_wait<0>();
-  settle(x);
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int r = m0 + l.g + 8 * (e >> 1), c = 8 * n + 2 * l.c + (e & 1);
-      float& y = x[n][e];
-      y = c <= r ? p.scale * now.gates.decay(r, c) * now.gates.beta[c] * y : 0.f;
-      if (c == r) y += skip;
-    }
-  unsigned a[4][4];
-  values_as_left(a, x);
-  put_tile_rows(s, a, m0, l);
+  if (ht && item.segment == cut.count - 1)
+    write_transposed<SLABS>(ht + item.state_at(p), state, p.key_dim, p.value_dim,
+                            item.v0 + 16 * warp, l);
 }
 
-// Block (sequence, head, 64 columns of V). While the first group multiplies chunk i, the second
-// works out P of chunk i+1, fetches chunk i+2 and stores what came of chunk i−1; one barrier a
-// step.
+// The second group: P = scale·(q kᵀ∘Γ)·w, skip on the diagonal, up to two chunks ahead.
 template <int SLABS>
-__global__ void __launch_bounds__(kThreads, 1) scan_kernel(FastAttention p, bf16_t* o, float* ht) {
-  auto& s = swizzled_shared<ReadScanShared<SLABS>>();
+__device__ __forceinline__ void write_scores(const FastAttention& p, const AttentionItem& item,
+                                             ReadShared<SLABS>& s, Arrivals& arrivals) {
+  constexpr int kUsers = 256 + kScanFetchThreads;
   const Lane l;
-  const int warp = (int(threadIdx.x) >> 5) & 3;
-  const bool reads = threadIdx.x < kThreads / 2;
-  const TileMover<kThreads / 2> mover(int(threadIdx.x) & (kThreads / 2 - 1));
-  const int64_t tiles = (p.value_dim + 63) / 64;
-  for (int64_t item = blockIdx.x; item < p.sequences * p.value_heads * tiles; item += gridDim.x) {
-    const int v0 = int(item % tiles) * 64, cols = p.value_dim - v0;
-    const int h = int(item / tiles % p.value_heads);
-    const int64_t n = item / tiles / p.value_heads;
-    const int64_t state_at = (n * p.value_heads + h) * p.key_dim * p.value_dim;
-    const PieceWalk walk(p, n);
-    const int steps = int(walk.count);
-    const float skip = p.skip ? p.skip[h] : 0.f;
-    const auto fetch = [&](int i) {
-      Stage<SLABS>& to = s.stage[i % 3];
-      const Span span = walk.span(p, i);
+  const int warp = (int(threadIdx.x) >> 5) & 3, r = 16 * warp + l.g;
+  const float skip = p.skip ? p.skip[item.h] : 0.f;
+  Turn turn;
+  for (int step = 0; step < item.steps; ++step) {
+    arrivals.wait(s.arrived, turn.at);
+    const ScanStage<SLABS, 2>& now = s.stage[turn.at];
+    const FastGates& gates = s.gates[turn.at];
+    float x[8][4];
+    warpgroup_begin();
+    multiply_tiles<true, Inner::last, Inner::last>(x, now.keys[0][0], now.keys[1][0], warp);
 #pragma unroll
-      for (int j = 0; j < SLABS; ++j) {
-        const int width = p.key_dim - 64 * j;
-        mover.fetch(to.q[j], p.q_row(span.first, h) + 64 * j, p.q_step, span.rows, width);
-        mover.fetch(to.k[j], p.k_row(span.first, h) + 64 * j, p.k_step, span.rows, width);
+    for (int j = 1; j < SLABS; ++j)
+      multiply_tiles<false, Inner::last, Inner::last>(x, now.keys[0][j], now.keys[1][j], warp);
+    warpgroup_commit();
+    const float high[2] = {gates.high[r], gates.high[r + 8]};
+    const float low[2] = {gates.low[r], gates.low[r + 8]};
+    warpgroup_wait<0>();
+    settle(x);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n > 2 * warp + 1) {  // above the diagonal
+        x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0.f;
+        continue;
       }
-      mover.fetch(to.v, p.v_row(span.first, h) + v0, p.v_step, span.rows, cols);
-      mover.fetch_gates(to.gates, p.gates_of(walk.first + i, h));
-    };
-    const auto store = [&](int i) {
-      const Span span = walk.span(p, i);
-      mover.store(o + p.value_at(span.first, h) + v0, p.value_stride(), s.out[i & 1], span.rows,
-                  cols);
-      bf16_t* state = p.states + p.state_at(walk.first + i, h) + int64_t(v0) * p.key_dim;
+      const int c = 8 * n + 2 * l.c;
+      const float2 h = pair(gates.high, c), d = pair(gates.low, c), weight = pair(gates.beta, c);
 #pragma unroll
-      for (int j = 0; j < SLABS; ++j)
-        mover.store(state + 64 * j, p.key_dim, s.states[i & 1][j], cols, p.key_dim - 64 * j);
-    };
-    Reader<SLABS> reader;
-    if (reads) {
-      read_transposed<SLABS>(reader.state, p.h0 ? p.h0 + state_at : nullptr, p.key_dim, p.value_dim,
-                             v0 + 16 * warp, l);
-    } else {
-      for (int i = 0; i < min(2, steps); ++i) fetch(i);
+      for (int e = 0; e < 4; ++e) {
+        const int half = e >> 1, row = r + 8 * half, column = c + (e & 1);
+        const float decay =
+            exp2_fast((high[half] - (e & 1 ? h.y : h.x)) + (low[half] - (e & 1 ? d.y : d.x)));
+        float& y = x[n][e];
+        y = column <= row ? p.scale * decay * (e & 1 ? weight.y : weight.x) * y : 0.f;
+        if (column == row) y += skip;
+      }
     }
-    wait_copies();
+    barrier_arrive<kUsers>(kStageDone + turn.at);
+    unsigned a[4][4];
+    values_as_left(a, x);
+    if (step >= 2) barrier_wait<256>(kScoresFree + (step & 1));
+    put_tile_rows(s.scores[step & 1], a, 16 * warp, l);
     publish_tiles();
-    __syncthreads();
-    if (!reads && steps > 0) write_scores(p, s.stage[0], skip, s.scores[0], warp, l);
-    for (int i = 0; i < steps; ++i) {
-      wait_copies();
-      publish_tiles();
-      __syncthreads();
-      if (reads) {
-        reader.step(p, s.stage[i % 3], s.scores[i & 1], s.states[i & 1], s.out[i & 1], warp, l);
-      } else {
-        if (i + 2 < steps) fetch(i + 2);
-        if (i + 1 < steps)
-          write_scores(p, s.stage[(i + 1) % 3], skip, s.scores[(i + 1) & 1], warp, l);
-        if (i > 0) store(i - 1);
-      }
-    }
-    __syncthreads();
-    if (!reads && steps > 0) store(steps - 1);
-    if (reads && ht)
-      write_transposed<SLABS>(ht + state_at, reader.state, p.key_dim, p.value_dim, v0 + 16 * warp,
-                              l);
-    __syncthreads();
+    barrier_arrive<256>(kScoresReady + (step & 1));
+    turn.next<ReadShared<SLABS>::kStages>();
   }
 }
+
+// The storing warps: the state before each chunk, and o.
+template <int SLABS>
+__device__ __forceinline__ void store_out(const FastAttention& p, const AttentionItem& item,
+                                          ReadShared<SLABS>& s, bf16_t* o) {
+  constexpr int kStored = 128 + kScanStoreThreads;
+  const TileMover<kScanStoreThreads> mover(int(threadIdx.x) % kScanStoreThreads);
+  const int cols = p.value_dim - item.v0;
+  for (int step = 0; step < item.steps; ++step) {
+    const int64_t chunk = item.template chunk<false>(step);
+    const Span span = item.span(chunk);
+    bf16_t* state =
+        p.states + p.state_at(item.first_chunk + chunk, item.h) + int64_t(item.v0) * p.key_dim;
+    barrier_wait<kStored>(kStateReady);
+#pragma unroll
+    for (int j = 0; j < SLABS; ++j)
+      mover.store(state + 64 * j, p.key_dim, s.states[j], cols, p.key_dim - 64 * j);
+    if (step + 1 < item.steps) barrier_arrive<kStored>(kStateFree);
+    barrier_wait<kStored>(kOutReady);
+    mover.store(o + p.value_at(span.first, item.h) + item.v0, p.value_stride(), s.out, span.rows,
+                cols);
+    if (step + 1 < item.steps) barrier_arrive<kStored>(kOutFree);
+  }
+}
+
+template <int SLABS>
+__global__ void __launch_bounds__(kReadThreads, 1)
+    read_kernel(FastAttention p, AttentionSegments cut,
+                const __grid_constant__ ScanSources<2> sources, bf16_t* o, float* ht) {
+  auto& s = swizzled_shared<ReadShared<SLABS>>();
+  open_stages(s.arrived);
+  Arrivals arrivals;
+  if (threadIdx.x < 128) {
+    take_registers<240>();
+    each_attention_item(
+        p, cut, [&](const AttentionItem& item) { read_out<SLABS>(p, item, cut, s, arrivals, ht); });
+  } else if (threadIdx.x < 256) {
+    give_registers<152>();
+    each_attention_item(
+        p, cut, [&](const AttentionItem& item) { write_scores<SLABS>(p, item, s, arrivals); });
+  } else {
+    give_registers<112>();
+    each_attention_item(p, cut, [&](const AttentionItem& item) {
+      if (threadIdx.x < 256 + kScanFetchThreads)
+        fetch_steps<256, false, false, SLABS>(p, item, sources, s);
+      else
+        store_out<SLABS>(p, item, s, o);
+    });
+  }
+}
+
+// ---- contributions ----
 
 constexpr int kRunThreads = 128;
 
@@ -221,16 +259,19 @@ struct RunShared {
   SwizzledTile out[SLABS];  // [K,V]
 };
 
-// Block (run, head): what the run's chunks write, in order, as if it began with an empty state.
+// Block (run, head, 64 columns of V): what the run's chunks write, in order, as if it began with an
+// empty state.
 template <int SLABS>
 __global__ void __launch_bounds__(kRunThreads) run_kernel(FastAttention p, bf16_t* contributions) {
   auto& s = swizzled_shared<RunShared<SLABS>>();
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   const TileMover<kRunThreads> mover{int(threadIdx.x)};
-  for (int64_t item = blockIdx.x; item < p.chunks / p.pieces * p.value_heads; item += gridDim.x) {
-    const int h = int(item % p.value_heads);
-    const int64_t first = item / p.value_heads * p.pieces;
+  const int tiles = AttentionItem::tile_count(p);
+  for (int64_t item = blockIdx.x; item < p.chunks / p.pieces * p.value_heads * tiles;
+       item += gridDim.x) {
+    const int v0 = int(item % tiles) * kFastTile, h = int(item / tiles % p.value_heads);
+    const int64_t run = item / tiles / p.value_heads, first = run * p.pieces;
     const auto fetch = [&](int i) {
       RunStage<SLABS>& to = s.stage[i & 1];
       const Span span = chunk_span(p, first + i);
@@ -238,7 +279,7 @@ __global__ void __launch_bounds__(kRunThreads) run_kernel(FastAttention p, bf16_
       for (int j = 0; j < SLABS; ++j)
         mover.fetch(to.k[j], p.k_row(span.first, h) + 64 * j, p.k_step, span.rows,
                     p.key_dim - 64 * j);
-      mover.fetch(to.v, p.v_row(span.first, h), p.v_step, span.rows, p.value_dim);
+      mover.fetch(to.v, p.v_row(span.first, h) + v0, p.v_step, span.rows, p.value_dim - v0);
       mover.fetch_gates(to.gates, p.gates_of(first + i, h));
     };
     float state[SLABS][8][4];
@@ -274,27 +315,36 @@ __global__ void __launch_bounds__(kRunThreads) run_kernel(FastAttention p, bf16_
       put_values(s.out[j], a, warp);
     }
     __syncthreads();
-    bf16_t* to = contributions + item * p.key_dim * p.value_dim;
+    bf16_t* to = contributions + p.state_at(run, h) + v0;
 #pragma unroll
     for (int j = 0; j < SLABS; ++j)
       mover.store(to + int64_t(64 * j) * p.value_dim, p.value_dim, s.out[j], p.key_dim - 64 * j,
-                  p.value_dim);
+                  p.value_dim - v0);
     __syncthreads();
   }
+}
+
+// Whether a block may have the shared memory of these kernels.
+bool shared_fits(Device device) {
+  int bytes = 0;
+  cuda_check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index),
+             "device attribute");
+  return bytes >= kFastShared;
 }
 
 }  // namespace
 
 bool fast_attention(const LinearAttentionProblem& p) {
+  static_assert(sizeof(ReadShared<1>) <= kFastShared && sizeof(ReadShared<2>) <= kFastShared);
   const auto aligned = [](const Tensor& t) {
     Rows r;
     rows_in_place(t, 2, &r);
     return rows_aligned(r, 8);
   };
-  return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
+  return p.v.dtype() == DType::bf16 && shared_fits(p.v.device()) && p.chunk >= kChunk &&
          p.memory_chunk % kChunk == 0 && p.key_dim() <= 128 && p.key_dim() % 8 == 0 &&
          p.value_dim() <= 64 && p.value_dim() % 8 == 0 && aligned(p.q) && aligned(p.k) &&
-         aligned(p.v);
+         aligned(p.v) && p.batch() * p.time() < (int64_t(1) << 31);  // rows of a tensor map
 }
 
 FastAttention make_fast_attention(const LinearAttentionProblem& problem, const Cut& cut,
@@ -307,7 +357,8 @@ FastAttention make_fast_attention(const LinearAttentionProblem& problem, const C
 LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, const Tensor& o,
                                         const Tensor& ht, const Tensor& contributions) {
   const Device device = problem.v.device();
-  const int64_t h = problem.heads(), k = problem.key_dim(), v = problem.value_dim();
+  const int64_t h = problem.heads(), groups = problem.groups();
+  const int64_t k = problem.key_dim(), v = problem.value_dim();
   const Cut cut(problem);
   const LinearAttentionSaved saved{
       .states = Tensor::empty({cut.chunks, h, v, k}, DType::bf16, device),
@@ -315,19 +366,28 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, c
   const Tensor before = run_offsets(problem, cut);
   const cudaStream_t stream = stream_of(o);
   const FastAttention p = make_fast_attention(problem, cut, saved, before);
+  Tensor buffers[3];
+  const AttentionSegments segments = cut_sequences(p, device, buffers);
   if (cut.chunks > 0) {
     const int64_t blocks = std::min<int64_t>(ceil_div(cut.chunks * h, kThreads / 32), 65536);
     gate_kernel<<<unsigned(blocks), kThreads, 0, stream>>>(p);
     check_launch();
   }
+  const TileSource keys[2] = {token_source(p, p.q, k, groups, p.q_step, device),
+                              token_source(p, p.k, k, groups, p.k_step, device)};
+  const TileSource values = token_source(p, p.v, v, h, p.v_step, device);
+  const ScanSources<2> sources{{keys[0], keys[1]}, values, {}, can_map({keys[0], keys[1], values})};
+  if (segments.count > 1)
+    begin_segments(p, segments, {{keys[1]}, values, {}, sources.mapped}, p.h0, false, stream);
   visit_fast_slabs(k, [&]<int SLABS>() {
-    launch_fast<ReadScanShared<SLABS>>(scan_kernel<SLABS>, kThreads,
-                                       grid_of(p.sequences * h * ceil_div(v, 64)), stream, p,
-                                       ptr<bf16>(o), ptr<float>(ht));
+    launch_fast<ReadShared<SLABS>>(read_kernel<SLABS>, kReadThreads,
+                                   grid_of(AttentionItem::count(p, segments)), stream, p, segments,
+                                   sources, ptr<bf16>(o), ptr<float>(ht));
     if (contributions)
-      launch_fast<RunShared<SLABS>>(run_kernel<SLABS>, kRunThreads,
-                                    grid_of(cut.chunks / cut.pieces * h), stream, p,
-                                    ptr<bf16>(contributions));
+      launch_fast<RunShared<SLABS>>(
+          run_kernel<SLABS>, kRunThreads,
+          grid_of(cut.chunks / cut.pieces * h * AttentionItem::tile_count(p)), stream, p,
+          ptr<bf16>(contributions));
   });
   return saved;
 }
