@@ -15,7 +15,7 @@ list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift
   channel_mix)
 
 # recurrences
-list(APPEND EBB_OPS delta_rule delta_rule_channel)
+list(APPEND EBB_OPS delta_rule delta_rule_channel dplr)
 list(APPEND EBB_OPS gated_linear_attention ssd state_memory_attention)
 
 # optimizer
@@ -29,14 +29,16 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/map.cpp ops/reduce_cpu.cpp ops/seq_layout.c
 list(APPEND EBB_OP_EXTRA_SOURCES ops/causal_conv1d_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/causal_conv1d_state.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.cpp
-  ops/delta_rule_channel_cpu.cpp ops/delta_rule_channel_cpu_bwd.cpp)
+  ops/delta_rule_channel_cpu.cpp ops/delta_rule_channel_cpu_bwd.cpp
+  ops/dplr_cpu.cpp ops/dplr_cpu_bwd.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_fast_bwd.cu cuda/delta_fast_channel.cu cuda/delta_fast_channel_gradients.cu
   cuda/delta_fast_channel_prepare.cu cuda/delta_fast_fwd.cu cuda/delta_fast_gradients.cu
   cuda/delta_fast_prepare.cu cuda/delta_segments.cu
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu
-  cuda/delta_rule_step.cu)
+  cuda/delta_rule_step.cu
+  cuda/dplr_bwd.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES
   ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
@@ -97,6 +99,7 @@ set(EBB_OP_TABLE_SOURCES
   tests/op_rows/conv.cpp
   tests/op_rows/delta_rule.cpp
   tests/op_rows/delta_rule_channel.cpp
+  tests/op_rows/dplr.cpp
   tests/op_rows/elementwise.cpp
   tests/op_rows/gate.cpp
   tests/op_rows/linear_attention.cpp

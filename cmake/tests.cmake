@@ -34,6 +34,7 @@ set(EBB_UNIT_TESTS
 set(EBB_OP_TESTS
   delta_rule_channel_test.cpp
   delta_rule_test.cpp
+  dplr_test.cpp
   gated_linear_attention_test.cpp
   known_faults_conv_test.cpp
   known_faults_ops_test.cpp

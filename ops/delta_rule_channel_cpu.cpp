@@ -16,7 +16,7 @@ template <class T>
 void chunk_inverse(const ChannelArrays<T>& in, const Chunk& c, int64_t head,
                    ChannelWorkspace<T>& w) {
   load_chunk(in, c, head, w);
-  scores(w.b, T(1), true, w, w.p1);
+  scores(w.b, w.k, T(1), true, w, w.p1);
   unit_lower_inverse(w.p1, c.rows, w.wc, w.p2);
   unpack(w.p2, w.wc, c.rows, in.plan.c, in.a_of(c.first, head), in.plan.c);
 }
@@ -69,7 +69,7 @@ void read_out(const ChannelArrays<T>& in, int64_t chunk, int64_t head, T* o,
   const Chunk c = plan.chunks[size_t(chunk)];
   load_chunk(in, c, head, w);
   load_queries(in, c, head, w);
-  scores(w.q, in.scale, false, w, w.p1);
+  scores(w.q, w.k, in.scale, false, w, w.p1);
   from_start(w, w.q, in.scale, w.qh);
   const T* s = dense(in.states + in.state(chunk, head), plan.v, plan.k, plan.v, w.s, w.wv);
   const T* v = dense(in.values_of(c.first, head), plan.v, c.rows, plan.v, w.v, w.wv);

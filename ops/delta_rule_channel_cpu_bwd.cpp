@@ -27,7 +27,7 @@ void local_values(const Pass<T>& in, int64_t chunk, int64_t head, ChannelWorkspa
   const Chunk c = plan.chunks[size_t(chunk)];
   load_chunk(in, c, head, w);
   load_queries(in, c, head, w);
-  scores(w.q, in.scale, false, w, w.p1);
+  scores(w.q, w.k, in.scale, false, w, w.p1);
   pack(in.d_o + in.value(c.first, head), plan.hv * plan.v, c.rows, plan.v, w.v, w.wv);
   gemm<Write::set>(c.rows, w.wv, c.rows, columns(w.p1, w.wc), w.v, w.wv, w.x, w.wv, Part::upper_a);
   unpack(w.x, w.wv, c.rows, plan.v, in.x_of(c.first, head), plan.v);
@@ -134,36 +134,6 @@ void diagonal_gradients(int64_t I, ChannelWorkspace<T>& w) {
         store(w.cross + at(t), load(w.cross + at(t)) + sum);
       }
     }
-  }
-}
-
-// dg from its parts. reads_t and kept_t [rows,wk]: the terms with e^{G_t} and with e^{G_n−G_t};
-// carry: with e^{G_n}.
-template <class T>
-void decay_gradient(const T* reads, const T* kept, const T* carry, ChannelWorkspace<T>& w, T* out) {
-  const int64_t wk = w.wk;
-  T *whole = w.x1, *part = w.x2;  // sums over the chunk and over the sub-chunk
-  std::copy(carry, carry + wk, whole);
-  for (int64_t a = w.subs - 1; a >= 0; --a) {
-    std::copy(w.across + a * wk, w.across + (a + 1) * wk, part);
-    for (int64_t t = w.end(a) - 1; t >= w.first(a); --t)
-      for (int64_t d = 0; d < wk; ++d) {
-        const int64_t at = t * wk + d;
-        whole[d] += reads[at];
-        part[d] += w.off_row[at];
-        out[at] = whole[d] + part[d] + w.cross[at];
-      }
-  }
-  std::fill(whole, whole + wk, T(0));
-  for (int64_t a = 0; a < w.subs; ++a) {
-    std::fill(part, part + wk, T(0));
-    for (int64_t t = w.first(a); t < w.end(a); ++t)
-      for (int64_t d = 0; d < wk; ++d) {
-        const int64_t at = t * wk + d;
-        out[at] += whole[d] + part[d];
-        whole[d] += kept[at];
-        part[d] += w.off_col[at];
-      }
   }
 }
 

@@ -19,22 +19,24 @@ inline void check_gate(const char* op, const char* what, const Tensor& t, const 
         v.dtype());
 }
 
-// Everything about q, k, v that does not depend on which dimensions lead: q is [...,H,K].
-inline void check_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
-                        int dims) {
-  check_defined(op, "q", q);
+// Everything about q, k, v that does not depend on which dimensions lead: q is [...,H,K]. `q_name`:
+// what the operator calls it.
+inline void check_heads(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, int dims,
+                        const char* q_name = "q") {
+  check_defined(op, q_name, q);
   check_defined(op, "k", k);
   check_defined(op, "v", v);
-  check_compute_dtype(op, "q", q);
-  check(q.dim() == dims, "{}: q is {}, want {} dimensions", op, q.shape(), dims);
-  check(k.shape() == q.shape(), "{}: k is {}, want {} as q", op, k.shape(), q.shape());
+  check_compute_dtype(op, q_name, q);
+  check(q.dim() == dims, "{}: {} is {}, want {} dimensions", op, q_name, q.shape(), dims);
+  check(k.shape() == q.shape(), "{}: k is {}, want {} as {}", op, k.shape(), q.shape(), q_name);
   check(v.dim() == dims && v.shape().first(dims - 2) == q.shape().first(dims - 2),
-        "{}: v is {}, q is {}; want the same sizes before the heads", op, v.shape(), q.shape());
-  check(k.dtype() == q.dtype() && v.dtype() == q.dtype(), "{}: q is {}, k {}, v {}; want one dtype",
-        op, q.dtype(), k.dtype(), v.dtype());
+        "{}: v is {}, {} is {}; want the same sizes before the heads", op, v.shape(), q_name,
+        q.shape());
+  check(k.dtype() == q.dtype() && v.dtype() == q.dtype(),
+        "{}: {} is {}, k {}, v {}; want one dtype", op, q_name, q.dtype(), k.dtype(), v.dtype());
   const int64_t heads = q.size(-2), value_heads = v.size(-2);
   check(heads >= 1 && value_heads >= 1 && value_heads % heads == 0,
-        "{}: {} value heads over {} q/k heads; want a multiple", op, value_heads, heads);
+        "{}: {} value heads over {} {}/k heads; want a multiple", op, value_heads, heads, q_name);
   for (const auto& [name, size] : {std::pair{"K", q.size(-1)}, std::pair{"V", v.size(-1)}})
     check(size >= 1 && size <= 256, "{}: head size {} is {}, want 1...256", op, name, size);
 }

@@ -14,7 +14,8 @@ using namespace recurrence;
 
 // Sizes, and where each sequence's chunks lie in the list of all chunks.
 struct Plan {
-  explicit Plan(const DeltaRuleProblem& p)
+  template <class Problem>
+  explicit Plan(const Problem& p)
       : tokens(p.batch() * p.time()),
         h(p.heads()),
         hv(p.value_heads()),

@@ -15,6 +15,8 @@ const char* describe(DeviceFlag flag) {
       return "a log decay is positive (want g <= 0)";
     case DeviceFlag::gather_index:
       return "index_select or gather: an index lies outside the dimension";
+    case DeviceFlag::unbounded_decay:
+      return "a log decay lies below the declared lower_bound";
     case DeviceFlag::count:
       break;
   }

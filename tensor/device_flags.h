@@ -14,6 +14,7 @@ enum class DeviceFlag : int {
   cross_entropy_label,  // label outside [0, V) and not ignore_index
   positive_decay,       // a log decay above 0
   gather_index,         // index_select and friends
+  unbounded_decay,      // a log decay below the bound that was declared
   count
 };
 const char* describe(DeviceFlag flag);

@@ -74,6 +74,7 @@ class Draw {
 std::vector<OpRow> conv_rows(Draw& draw);
 std::vector<OpRow> delta_rule_rows(Draw& draw);
 std::vector<OpRow> delta_rule_channel_rows(Draw& draw);
+std::vector<OpRow> dplr_rows(Draw& draw);
 std::vector<OpRow> elementwise_rows(Draw& draw);
 std::vector<OpRow> gate_rows(Draw& draw);
 std::vector<OpRow> linear_attention_rows(Draw& draw);

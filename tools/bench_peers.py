@@ -59,6 +59,7 @@ def cases():
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
     from fla.ops.gdn2 import chunk_gdn2
     from fla.ops.kda import chunk_kda, fused_recurrent_kda
+    from fla.ops.rwkv7 import chunk_rwkv7
     from fla.ops.simple_gla import chunk_simple_gla
 
     n = 32768
@@ -103,6 +104,18 @@ def cases():
                          ("gdn2", 8, 4096, 6, 64, 128)]:
         inputs, fn = channel(kind, *shape)
         yield "{} B{} T{} H{} K{} V{}".format(kind, *shape), inputs, fn
+
+    def rwkv7(B, T, H, K, V):
+        r, k, v = rand(B, T, H, K), rand(B, T, H, K, scale=K ** -0.5), rand(B, T, H, V)
+        w = (-0.6065 * torch.rand(B, T, H, K, device=DEV)).to(DT).requires_grad_()
+        kk = F.normalize(torch.randn(B, T, H, K, device=DEV), dim=-1)
+        a = (-kk).to(DT).requires_grad_()
+        b = (kk * torch.rand(B, T, H, K, device=DEV)).to(DT).requires_grad_()
+        return [r, w, k, v, a, b], lambda: chunk_rwkv7(r=r, w=w, k=k, v=v, a=a, b=b, scale=1.0)[0]
+
+    for shape in [(8, 4096, 8, 64, 64), (2, 8192, 32, 64, 64)]:
+        inputs, fn = rwkv7(*shape)
+        yield "dplr B{} T{} H{} K{} V{}".format(*shape), inputs, fn
 
     # One token of decoding: no backward pass, an f32 state that is read and written.
     def step(recurrent, B, H, K, V, gates):

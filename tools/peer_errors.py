@@ -39,12 +39,14 @@ def run_peer(op, case, tensors):
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gdn2 import chunk_gdn2
     from fla.ops.kda import chunk_kda
-    f32 = {"g", "beta", "h0"}
+    from fla.ops.rwkv7 import chunk_rwkv7
+    f32 = {"g", "w", "beta", "h0"} if op == "rwkv7" else {"g", "beta", "h0"}
     inputs = {name[3:]: (t if name[3:] in f32 else t.to(DT)).requires_grad_()
               for name, t in tensors.items() if name.startswith("in.")}
     order, kernel = {"gated_delta_rule": ("q k v g beta", chunk_gated_delta_rule),
                      "kda": ("q k v g beta", chunk_kda),
-                     "gdn2": ("q k v g b w", chunk_gdn2)}[op]
+                     "gdn2": ("q k v g b w", chunk_gdn2),
+                     "rwkv7": ("r w k v a b", chunk_rwkv7)}[op]
     o, ht = kernel(*(inputs[name] for name in order.split()), scale=case["scale"],
                    initial_state=inputs.get("h0"), output_final_state=True)
     outputs, dys = {"out.o": o}, [tensors["dout.o"].to(o.dtype)]
@@ -69,7 +71,7 @@ def main():
     ours = {i["name"]: {t["name"]: t["error"] for t in i["tensors"]}
             for i in items if "tensors" in i}
     rows, worst = [], 0.0
-    for op in ("gated_delta_rule", "kda", "gdn2"):
+    for op in ("gated_delta_rule", "kda", "gdn2", "rwkv7"):
         for path in sorted((args.goldens / op).glob("*.safetensors")):
             name = f"{op}/{path.stem}"
             if args.filter not in path.stem or name not in ours:

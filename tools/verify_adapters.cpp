@@ -6,6 +6,7 @@
 #include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
 #include "ops/delta_rule_channel.h"
+#include "ops/dplr.h"
 #include "ops/gated_linear_attention.h"
 #include "ops/gated_rms_norm.h"
 #include "ops/l2_norm.h"
@@ -94,6 +95,12 @@ CaseOutputs run_rms_norm(const CaseInputs& in) {
   return {{"y", r.y}, {"res_out", r.u}};
 }
 
+CaseOutputs run_rwkv7(const CaseInputs& in) {
+  const DplrOutput r = dplr(in["r"], in["w"], in["k"], in["v"], in["a"], in["b"], in["h0"],
+                            {.scale = in.number("scale"), .want_final_state = true});
+  return {{"o", r.o}, {"ht", r.ht}};
+}
+
 CaseOutputs run_short_conv(const CaseInputs& in) {
   const bool silu = in.text("activation") == "silu";
   const CausalConv1d r = causal_conv1d(
@@ -162,6 +169,7 @@ const std::vector<Adapter>& adapters() {
       {"layer_norm", run_layer_norm, {"weight", "bias"}},
       {"mamba2_gated_rms_norm", run_mamba2_gated_rms_norm, {"weight"}},
       {"rms_norm", run_rms_norm, {"weight"}},
+      {"rwkv7", run_rwkv7, {"w", "h0"}},
       {"short_conv", run_short_conv, {"weight", "bias", "cache"}},
       {"simple_gla", run_simple_gla, {"g", "h0"}},
       {"sma", run_sma, {"la"}},

@@ -3,6 +3,7 @@
 
 #include "ops/delta_rule.h"
 #include "ops/delta_rule_channel.h"
+#include "ops/dplr.h"
 #include "ops/gated_linear_attention.h"
 #include "ops/ssd.h"
 #include "ops/state_memory_attention.h"
@@ -110,6 +111,46 @@ BenchCase linear_attention_case(DType t, LinearAttentionSize s) {
       .cost = [=](Pass p) { return gated_linear_attention_cost(p, s, t); }};
 }
 
+// RWKV-7's: a and b of length 1 at most, decays within the bound of its gate.
+BenchCase dplr_case(DType t, DplrSize s) {
+  const double unit = 1 / std::sqrt(double(s.key_dim));
+  const Shape keys{s.batch, s.time, s.heads, s.key_dim};
+  return {.inputs = {{.shape = keys},
+                     {.shape = keys, .low = -0.6, .high = -0.01, .f32 = true},
+                     {.shape = keys, .std = unit},
+                     {.shape = {s.batch, s.time, s.heads, s.value_dim}},
+                     {.shape = keys, .std = unit},
+                     {.shape = keys, .std = 0.5 * unit}},
+          .run =
+              [](Inputs in) {
+                return std::vector{
+                    dplr(in[0], in[1], in[2], in[3], in[4], in[5], {}, {.lower_bound = -0.6066}).o};
+              },
+          .cost = [=](Pass p) { return dplr_cost(p, s, t); }};
+}
+
+BenchCase dplr_step_case(DType t, DplrSize s) {
+  const double unit = 1 / std::sqrt(double(s.key_dim));
+  const Shape keys{s.batch, s.heads, s.key_dim};
+  const auto constant = [](const Shape& shape, double std) {
+    return BenchInput{.shape = shape, .role = Role::constant, .std = std};
+  };
+  BenchInput decay = constant(keys, 1),
+             state = constant({s.batch, s.heads, s.key_dim, s.value_dim}, 1);
+  decay.low = -0.6, decay.high = -0.01, decay.f32 = state.f32 = true;
+  return {.inputs = {constant(keys, 1), decay, constant(keys, unit),
+                     constant({s.batch, s.heads, s.value_dim}, 1), constant(keys, unit),
+                     constant(keys, 0.5 * unit), state},
+          .run =
+              [](Inputs in) {
+                return std::vector{
+                    Var(dplr_step(in[0].value(), in[1].value(), in[2].value(), in[3].value(),
+                                  in[4].value(), in[5].value(), in[6].value()))};
+              },
+          .cost = [=](Pass) { return dplr_step_cost(s, t); },
+          .backward = false};
+}
+
 // Steps of about 0.05, A_log as a model draws it.
 BenchCase ssd_case(DType t, LinearAttentionSize s, int64_t memory = 0) {
   const Shape keys{s.batch, s.time, s.groups, s.key_dim};
@@ -193,6 +234,14 @@ std::vector<BenchRow> recurrence_bench_rows() {
       {"gdn2", "B8 T4096 H6 K64 V128",
        [](DType t) { return channel_case(t, delta_size(8, 4096, 6, 64, 128), DeltaGates::gdn2); },
        Where::cuda},
+      {"dplr", "B8 T4096 H8 K64 V64",
+       [](DType t) { return dplr_case(t, {.batch = 8, .time = 4096, .heads = 8}); }, Where::cuda},
+      {"dplr", "B2 T8192 H32 K64 V64",
+       [](DType t) { return dplr_case(t, {.batch = 2, .time = 8192, .heads = 32}); }, Where::cuda},
+      {"dplr_step", "B64 H8 K64 V64",
+       [](DType t) { return dplr_step_case(t, {.batch = 64, .heads = 8}); }, Where::cuda},
+      {"dplr", "B1 T1024 H8 K64 V64",
+       [](DType t) { return dplr_case(t, {.batch = 1, .time = 1024, .heads = 8}); }, Where::cpu},
       {"gated_linear_attention", "B8 T4096 H6 K64 V128",
        [](DType t) {
          return linear_attention_case(
