@@ -1,6 +1,7 @@
 // State-memory attention, forward (ops/state_memory_attention.h; models.md 10.2). Blocks of 256
 // threads; each loops over its items, should there be more than the grid can hold.
 #include "cuda/state_memory_attention.cuh"
+#include "cuda/state_memory_fast.cuh"
 
 namespace ebb::gpu::state_memory {
 namespace {
@@ -133,6 +134,11 @@ __global__ void __launch_bounds__(kTileThreads)
 
 }  // namespace
 
+StateMemoryProblem with_narrow_memories(StateMemoryProblem p) {
+  p.memories = p.memories.to(p.q.dtype());
+  return p;
+}
+
 Scales make_scales(const StateMemoryProblem& p) {
   Scales s;
   if (p.normalize)
@@ -172,10 +178,12 @@ template Attention<__nv_bfloat16> make_attention<bf16>(const StateMemoryProblem&
 
 namespace ebb::gpu {
 
-void state_memory_attention_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& r,
+void state_memory_attention_fwd(const StateMemoryProblem& given, const Tensor& o, const Tensor& r,
                                 const Tensor& lse) {
   using namespace state_memory;
   if (r.numel() == 0) return;
+  if (fast_path(given)) return fast_fwd(given, o, r, lse);
+  const StateMemoryProblem problem = with_narrow_memories(given);
   const Scales scales = make_scales(problem);
   visit_compute(problem.q.dtype(), [&]<class Host>() {
     using T = device_t<Host>;

@@ -134,6 +134,8 @@ struct Scales {
   Tensor q, e, rho;  // f32, undefined without normalisation
   Tensor run_before;
 };
+// With memories of q's dtype, which is all that these kernels take.
+StateMemoryProblem with_narrow_memories(StateMemoryProblem p);
 Scales make_scales(const StateMemoryProblem& p);
 template <class T>
 Attention<device_t<T>> make_attention(const StateMemoryProblem& p, const Scales& scales);

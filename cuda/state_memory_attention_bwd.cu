@@ -365,11 +365,14 @@ void visit_held(int64_t n, int64_t p, F&& f) {
 
 namespace ebb::gpu {
 
-void state_memory_attention_bwd(const StateMemoryProblem& problem, const Tensor& r,
-                                const Tensor& lse, const Tensor& d_o,
-                                const StateMemoryGradients& grads) {
+void state_memory_attention_bwd(const StateMemoryProblem& given, const Tensor& r, const Tensor& lse,
+                                const Tensor& d_o, const StateMemoryGradients& wanted) {
   using namespace state_memory;
   if (r.numel() == 0) return;
+  const StateMemoryProblem problem = with_narrow_memories(given);
+  StateMemoryGradients grads = wanted;
+  const bool widen = wanted.dmemories && wanted.dmemories.dtype() != problem.q.dtype();
+  if (widen) grads.dmemories = Tensor::empty_like(problem.memories);
   const Scales scales = make_scales(problem);
   const int64_t tokens = problem.batch() * problem.time(), memories = problem.memories.size(0);
   const cudaStream_t stream = stream_of(r);
@@ -397,6 +400,7 @@ void state_memory_attention_bwd(const StateMemoryProblem& problem, const Tensor&
                                memories, ptr<Host>(grads.dmemories));
       });
   });
+  if (widen) wanted.dmemories.copy_(grads.dmemories);
 }
 
 }  // namespace ebb::gpu

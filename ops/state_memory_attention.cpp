@@ -50,8 +50,10 @@ StateMemoryProblem checked(const Tensor& q, const Tensor& e, const Tensor& c,
   check_defined(kOp, "contributions", memories);
   check_compute_dtype(kOp, "q", q);
   check_sizes(q, memories, chunk, options);
-  check(memories.dtype() == q.dtype(), "{}: contributions is {}, q {}; want one dtype", kOp,
-        memories.dtype(), q.dtype());
+  check(
+      memories.dtype() == q.dtype() || (memories.dtype() == DType::f32 && q.dtype() == DType::bf16),
+      "{}: contributions is {}, q {}; want one dtype, or f32 beside bf16", kOp, memories.dtype(),
+      q.dtype());
   const int64_t heads = memories.size(1), N = memories.size(2), P = memories.size(3);
   check_vector("q", q, q, heads, N);
   check_vector("e", e, q, heads, P);

@@ -14,8 +14,8 @@
 // h reads h / (H/*). c is the SSM's read vector, or one of its own. contributions [M,H,N,P], M =
 // layout.chunk_count(B, T, S): the runs of one sequence after the other; what the last run of a
 // sequence holds is not read, NaN neither. gate [B,T,*] (undefined: 1) and base [B,T,H,P]
-// (undefined: 0). All f32, f64 (CPU) or bf16 (CUDA), any strides; N, P: 1...256; S >= 1; T, B may
-// be 0.
+// (undefined: 0). All f32, f64 (CPU) or bf16 (CUDA; contributions then bf16 or, eight times
+// finer in what the softmax sees, f32), any strides; N, P: 1...256; S >= 1; T, B may be 0.
 //
 // Returns o [B,T,H,P] in q's dtype, r = R [B,T,H,P] and lse [B,T,H], the log Σ_c e^ℓ_tc, f32 (f64):
 // V·dR − R·dR below is a small difference where one weight is near 1. Tokens of a sequence's first

@@ -232,7 +232,7 @@ std::vector<OpError> errors() {
             [](Call& c) {
               c.e = Tensor::zeros({1, 8, 1, 5}, DType::f64);
             }),
-      error("memory_dtype", "contributions is f64, q f32; want one dtype",
+      error("memory_dtype", "contributions is f64, q f32; want one dtype, or f32 beside bf16",
             [](Call& c) {
               c.memories = Tensor::zeros({2, 4, 6, 5}, DType::f64);
             }),

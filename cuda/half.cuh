@@ -1,0 +1,114 @@
+// f16 pairs, and products of f16 tiles by a warpgroup: the calls of cuda/warpgroup.cuh with half
+// operands. f16 has three bits more than bf16 where its range (2^-14...2^15) is enough: operands
+// that the caller has brought to a size of about one, row by row.
+#pragma once
+#include "cuda/warpgroup.cuh"
+
+namespace ebb::gpu {
+
+// Two values rounded to f16, the first in the low half.
+__device__ __forceinline__ unsigned pack_half(float low, float high) {
+  unsigned r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+__device__ __forceinline__ float2 unpack_half(unsigned x) {
+  float2 r;
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}"
+      : "=f"(r.x), "=f"(r.y)
+      : "r"(x));
+  return r;
+}
+// Both products, rounded to f16.
+__device__ __forceinline__ unsigned multiply_halves(unsigned a, unsigned b) {
+  unsigned r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+__device__ __forceinline__ float exp2_approximately(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// d[16,8] += a[16,16] b[16,8], f16 in, f32 sums.
+__device__ __forceinline__ void mma_half(float* d, const unsigned (&a)[4], unsigned b0,
+                                         unsigned b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#if EBB_WGMMA
+namespace wgmma {
+
+template <bool FRESH, int TRANSPOSED>
+__device__ __forceinline__ void product_of_halves(float (&d)[8][4], const unsigned (&a)[4],
+                                                  uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %38, "
+      "0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
+        "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+        "+f"(d[7][2]), "+f"(d[7][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED), "r"(FRESH ? 0 : 1));
+}
+
+}  // namespace wgmma
+#endif
+
+namespace detail {
+
+template <bool FRESH, bool TRANSPOSED>
+__device__ __forceinline__ void multiply_half_step(float (&x)[8][4], const unsigned (&a)[4],
+                                                   const SwizzledTile& tile, int k) {
+#if EBB_WGMMA
+  wgmma::product_of_halves<FRESH, TRANSPOSED>(x, a,
+                                              wgmma::descriptor(tile) + (TRANSPOSED ? 128 : 2) * k);
+#else
+  if (FRESH)
+#pragma unroll
+    for (int n = 0; n < 8; ++n) x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0.f;
+  const int lane = int(threadIdx.x) & 31;
+  const int low = lane & 7, odd = (lane >> 3) & 1, high = lane >> 4;
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    unsigned b[4];
+    if (TRANSPOSED)
+      load_matrices_transposed(b, tile.at(16 * k + low + 8 * odd, 8 * n + 8 * high));
+    else
+      load_matrices(b, tile.at(8 * n + low + 8 * high, 16 * k + 8 * odd));
+    mma_half(x[n], a, b[0], b[1]);
+    mma_half(x[n + 1], a, b[2], b[3]);
+  }
+#endif
+}
+
+}  // namespace detail
+
+// x += a tileᵀ; FRESH: x = a tileᵀ, whatever x held.
+template <bool FRESH = false>
+__device__ __forceinline__ void multiply_half_rows(float (&x)[8][4], const unsigned (*a)[4],
+                                                   const SwizzledTile& tile) {
+  detail::multiply_half_step<FRESH, false>(x, a[0], tile, 0);
+#pragma unroll
+  for (int k = 1; k < 4; ++k) detail::multiply_half_step<false, false>(x, a[k], tile, k);
+}
+// x += a tile, or x = a tile.
+template <bool FRESH = false>
+__device__ __forceinline__ void multiply_half_columns(float (&x)[8][4], const unsigned (*a)[4],
+                                                      const SwizzledTile& tile) {
+  detail::multiply_half_step<FRESH, true>(x, a[0], tile, 0);
+#pragma unroll
+  for (int k = 1; k < 4; ++k) detail::multiply_half_step<false, true>(x, a[k], tile, k);
+}
+
+}  // namespace ebb::gpu

@@ -1,0 +1,295 @@
+// State-memory attention in bf16 on tensor cores, N <= 128 and P <= 64, both multiples of 8:
+// state_memory_fast_prepare.cu (memories as the products read them), _fwd.cu, and for the backward
+// _tokens.cu and _memories.cu. Notation of ops/state_memory_attention.h.
+//
+// Products of the memories take f16 operands: the rows of Δ̂ = ρ∘Δ are about one in size, so f16 is
+// eight times finer than bf16, whose rounding of Δ alone would show in the gradients where the
+// softmax is sharp. Rows of q, c and dy are bf16 times a power of two, hence exact. Logits come
+// from K' = q Δ̂ and values from V = (c/ρ) Δ̂, both [tokens,P]: one record of a memory serves both.
+#pragma once
+#include "cuda/delta_fast.cuh"
+#include "cuda/half.cuh"
+#include "cuda/mbarrier.cuh"
+#include "cuda/state_memory_attention.cuh"
+
+namespace ebb::gpu::state_memory {
+
+using delta::bf16_t;
+using delta::Lane;
+
+// What the kernels read of one memory, N padded to 64·NT and P to 64 with zeros. Without
+// normalisation Δ̂ is Δ times a power of two and 1/ρ is 1.
+template <int NT>
+struct alignas(1024) MemoryRecord {
+  SwizzledTile tile[NT];          // Δ̂ f16 [N,P]
+  unsigned inverse_rho[32 * NT];  // f16 pairs, 1/ρ over value_unit: see rho_pair
+  float value_unit, key_unit;     // Δ = value_unit (inverse_rho Δ̂); logits: key_unit Δ̂
+  float padding[2];
+  float rho[64 * NT];  // f32
+
+  static constexpr int kStreamed = NT * int(sizeof(SwizzledTile)) + 128 * NT + 16;
+
+  // Columns 8j+2c and 8j+2c+1 of inverse_rho: the pairs that a lane of column pair c needs lie
+  // together in fours.
+  __host__ __device__ static constexpr int rho_pair(int j, int c) {
+    return (j / 4 * 4 + c) * 4 + j % 4;
+  }
+};
+
+struct FastProblem {
+  const bf16_t *q = {}, *e = {}, *c = {}, *gate = {};  // as Attention; gate may be null
+  unsigned char* records = {};                         // [M,H] of MemoryRecord
+  float scale = 1, eps = 0;
+  bool normalize = true;
+  int heads = 1, n = 0, p = 0, q_heads = 1, e_heads = 1, c_heads = 1, gate_heads = 1;
+  int run = 1;  // tokens of a run
+  int64_t memories = 0;
+  int64_t runs_per_row = 0;                           // dense
+  const int64_t *run_before = {}, *tile_before = {};  // [sequences+1]; null: dense
+  int64_t tiles = 0, tiles_per_row = 0;               // of kTileTokens tokens
+  SequenceCursor cursor;
+
+  __device__ __forceinline__ int shared_head(int head, int of) const { return head / (heads / of); }
+  __device__ __forceinline__ int64_t row_at(int64_t t, int head) const {  // of r, o, dy
+    return (t * heads + head) * p;
+  }
+  __device__ __forceinline__ const bf16_t* vector(const bf16_t* x, int64_t t, int head, int of,
+                                                  int width) const {
+    return x + (t * of + shared_head(head, of)) * width;
+  }
+  __device__ __forceinline__ float gate_of(int64_t t, int head) const {
+    return gate ? to_float(gate[t * gate_heads + shared_head(head, gate_heads)]) : 1.f;
+  }
+  template <int NT>
+  __device__ __forceinline__ MemoryRecord<NT>& record(int64_t memory, int head) const {
+    return reinterpret_cast<MemoryRecord<NT>*>(records)[memory * heads + head];
+  }
+};
+
+inline constexpr int kTileTokens = 64;  // the unit of FastProblem::tiles
+
+// The last n with before[n] <= x.
+__device__ __forceinline__ int64_t last_not_above(const int64_t* before, int64_t count, int64_t x) {
+  int64_t low = 0, high = count;
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    (before[middle] <= x ? low : high) = middle;
+  }
+  return low;
+}
+
+// Up to `rows` neighbouring tokens of one sequence, which starts with memory `memory`; the first of
+// them is its `at`-th token.
+struct TokenTile {
+  int64_t first = 0, memory = 0;
+  int rows = 0, at = 0;
+
+  // Memories that row r sees.
+  __device__ __forceinline__ int visible(int r, int run) const { return (at + r) / run; }
+  // That any of the rows [begin, begin+64) sees.
+  __device__ __forceinline__ int seen(int begin, int run) const {
+    const int last = min(rows, begin + 64) - 1;
+    return last < begin ? 0 : visible(last, run);
+  }
+};
+// Tiles of 64·PARTS tokens, those that see most first where all sequences are equally long.
+template <int PARTS>
+struct TokenTiles {
+  int64_t per_row, count;
+
+  __device__ __forceinline__ explicit TokenTiles(const FastProblem& p)
+      : per_row((p.tiles_per_row + PARTS - 1) / PARTS),
+        count(p.tile_before ? p.tiles : per_row * p.cursor.count) {}
+  // rows is 0 where a packed sequence has no such tile.
+  __device__ __forceinline__ TokenTile at(const FastProblem& p, int64_t index) const {
+    TokenTile t;
+    int64_t n, i;
+    if (p.tile_before) {
+      const int64_t tile = p.tiles - 1 - index;
+      n = last_not_above(p.tile_before, p.cursor.count, tile);
+      i = tile - p.tile_before[n];
+      if (i % PARTS) return t;
+      i /= PARTS;
+    } else {
+      n = index % p.cursor.count;
+      i = per_row - 1 - index / p.cursor.count;
+    }
+    SequenceCursor s = p.cursor;
+    s.select(n);
+    t.at = int(i) * 64 * PARTS;
+    t.first = s.begin + t.at;
+    const int64_t left = s.end - t.first;
+    t.rows = int(left < 64 * PARTS ? left : 64 * PARTS);
+    t.memory = p.run_before ? p.run_before[n] : n * p.runs_per_row;
+    return t;
+  }
+};
+
+// Shares of `count` items, the costliest first, among the blocks of a grid: every second round in
+// reverse. f(item).
+template <class F>
+__device__ __forceinline__ void each_item(int64_t count, F&& f) {
+  const int64_t blocks = gridDim.x, block = blockIdx.x;
+  for (int64_t round = 0; round * blocks < count; ++round) {
+    const int64_t item = round * blocks + (round & 1 ? blocks - 1 - block : block);
+    if (item < count) f(item);
+  }
+}
+
+// Rows `row` and `row`+8 of a left operand, bf16 pairs, from memory; zeros beyond `width` and where
+// a row is null.
+template <int STEPS>
+__device__ __forceinline__ void load_left(unsigned (&a)[STEPS][4], const bf16_t* row0,
+                                          const bf16_t* row1, int width, const Lane& l) {
+#pragma unroll
+  for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int column = 16 * k + 8 * h + 2 * l.c;
+      const bool there = column < width;
+      a[k][2 * h] = row0 && there ? *reinterpret_cast<const unsigned*>(row0 + column) : 0u;
+      a[k][2 * h + 1] = row1 && there ? *reinterpret_cast<const unsigned*>(row1 + column) : 0u;
+    }
+}
+
+// 2^k that brings `largest` to [2^to, 2^(to+1)); 1 for zero, NaN and infinity.
+__device__ __forceinline__ float power_to(float largest, int to) {
+  const int exponent = int(__float_as_uint(largest) >> 23 & 255);
+  if (exponent == 0 || exponent == 255) return 1.f;
+  return __uint_as_float(unsigned(min(254 + to - exponent, 253)) << 23);
+}
+__device__ __forceinline__ float inverse_power(float power) {
+  return __uint_as_float((254u << 23) - __float_as_uint(power));
+}
+
+__device__ __forceinline__ float quad_sum(float v) {
+  v += __shfl_xor_sync(0xffffffffu, v, 1);
+  return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+__device__ __forceinline__ float quad_max(float v) {
+  v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
+  return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
+}
+
+// 1/rms of the two rows of a left operand in bf16; 1 without normalisation.
+template <int STEPS>
+__device__ __forceinline__ void inverse_rms(float (&inverse)[2], const unsigned (&a)[STEPS][4],
+                                            int width, const FastProblem& p) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float x = delta::low_half(a[k][2 * h + r]), y = delta::high_half(a[k][2 * h + r]);
+        sum += x * x;
+        sum += y * y;
+      }
+    inverse[r] = p.normalize ? 1.f / sqrtf(quad_sum(sum) / float(width) + p.eps) : 1.f;
+  }
+}
+// Rows from bf16 to f16, each times a power of two that brings its largest entry to about 2^to;
+// unit: what the rows are to be multiplied with to be themselves again.
+template <int STEPS>
+__device__ __forceinline__ void to_half_rows(unsigned (&a)[STEPS][4], float (&unit)[2], int to) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float largest = 0;
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const unsigned x = a[k][2 * h + r];
+        largest = fmaxf(largest, fmaxf(fabsf(delta::low_half(x)), fabsf(delta::high_half(x))));
+      }
+    const float power = power_to(quad_max(largest), to);
+    unit[r] = inverse_power(power);
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        unsigned& x = a[k][2 * h + r];
+        x = pack_half(delta::low_half(x) * power, delta::high_half(x) * power);
+      }
+  }
+}
+// to = from ∘ 1/ρ of a memory.
+template <int NT>
+__device__ __forceinline__ void scale_by_rho(unsigned (&to)[4 * NT][4],
+                                             const unsigned (&from)[4 * NT][4],
+                                             const MemoryRecord<NT>& m, const Lane& l) {
+#pragma unroll
+  for (int i = 0; i < 2 * NT; ++i) {
+    const uint4 x = *reinterpret_cast<const uint4*>(m.inverse_rho + m.rho_pair(4 * i, l.c));
+    const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int k = 2 * i + j / 2, h = 2 * (j & 1);
+      to[k][h] = multiply_halves(from[k][h], pairs[j]);
+      to[k][h + 1] = multiply_halves(from[k][h + 1], pairs[j]);
+    }
+  }
+}
+// x = a · the tiles of a memory, [64,P].
+template <int NT>
+__device__ __forceinline__ void multiply_memory(float (&x)[8][4], const unsigned (&a)[4 * NT][4],
+                                                const MemoryRecord<NT>& m) {
+  multiply_half_columns<true>(x, a, m.tile[0]);
+#pragma unroll
+  for (int t = 1; t < NT; ++t) multiply_half_columns(x, a + 4 * t, m.tile[t]);
+}
+// Row dots of sums [64,64] with rows in bf16 pairs of the same places, over the quad.
+__device__ __forceinline__ void row_dots(float (&dot)[2], const float (&x)[8][4],
+                                         const unsigned (&a)[4][4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum[2] = {0.f, 0.f};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const unsigned y = a[n / 2][2 * (n & 1) + r];
+      sum[0] += x[n][2 * r] * delta::low_half(y);
+      sum[1] += x[n][2 * r + 1] * delta::high_half(y);
+    }
+    dot[r] = quad_sum(sum[0] + sum[1]);
+  }
+}
+
+// f.operator()<NT>(): tiles of 64 rows that hold N.
+template <class F>
+void visit_tiles(int64_t n, F&& f) {
+  if (n <= 64)
+    f.template operator()<1>();
+  else
+    f.template operator()<2>();
+}
+
+// Launches a kernel of `threads` threads, with an S as its shared memory, of which one block fits a
+// multiprocessor.
+template <class S, class... P, class... A>
+void launch_persistent(void (*kernel)(P...), int threads, int64_t items, const Tensor& on,
+                       const A&... arguments) {
+  if (items <= 0) return;
+  cuda_check(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(S))),
+      "shared memory");
+  const int64_t blocks = std::min<int64_t>(items, multiprocessors(on.device()));
+  kernel<<<unsigned(blocks), unsigned(threads), sizeof(S), stream_of(on)>>>(arguments...);
+  check_launch();
+}
+
+// Whether these kernels take the problem.
+bool fast_path(const StateMemoryProblem& p);
+// What the device needs of it, and what that points at.
+struct FastView {
+  Tensor records, run_before, tile_before;
+  FastProblem p = {};
+};
+// With the records of all memories, made by a kernel.
+FastView prepare(const StateMemoryProblem& problem);
+void fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& r,
+              const Tensor& lse);
+void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& lse,
+              const Tensor& d_o, const StateMemoryGradients& grads);
+
+}  // namespace ebb::gpu::state_memory
