@@ -132,6 +132,21 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+// Of sequences that go on: the runs that have tokens here, the first of which may be open.
+void count_runs(const StateMemoryProblem& p, Scales* s) {
+  std::vector<int64_t> offsets{0};
+  for (int64_t n = 0; n < int64_t(p.before.size()); ++n) {
+    const int64_t tokens = p.layout.end(n, p.time()) - p.layout.begin(n, p.time());
+    const int64_t past = p.before[size_t(n)], first = past / p.memory_chunk;
+    const int64_t runs = tokens ? ceil_div(past + tokens, p.memory_chunk) - first : 0;
+    offsets.push_back(offsets.back() + runs);
+  }
+  const Device device = p.q.device();
+  s->runs = offsets.back();
+  s->run_before = Tensor::from(offsets, {int64_t(offsets.size())}, device);
+  s->before = Tensor::from(p.before, {int64_t(p.before.size())}, device);
+}
+
 }  // namespace
 
 StateMemoryProblem with_narrow_memories(StateMemoryProblem p) {
@@ -141,9 +156,14 @@ StateMemoryProblem with_narrow_memories(StateMemoryProblem p) {
 
 Scales make_scales(const StateMemoryProblem& p) {
   Scales s;
-  if (p.normalize)
-    s = {row_scales(p.q, p.eps), row_scales(p.e, p.eps), row_scales(p.memories, p.eps_row), {}};
-  if (p.layout.is_packed())
+  if (p.normalize) {
+    s.q = row_scales(p.q, p.eps), s.e = row_scales(p.e, p.eps);
+    s.rho = row_scales(p.memories, p.eps_row);
+  }
+  s.runs = p.memories.size(0);
+  if (!p.before.empty())
+    count_runs(p, &s);
+  else if (p.layout.is_packed())
     s.run_before = p.layout.chunk_offsets(p.batch(), p.time(), p.memory_chunk, p.q.device());
   return s;
 }
@@ -164,9 +184,11 @@ Attention<device_t<T>> make_attention(const StateMemoryProblem& p, const Scales&
   a.pieces = int(ceil_div(reach, 64));
   a.rows = int(ceil_div(reach, a.pieces));
   a.run = p.memory_chunk;
-  a.tiles = p.memories.size(0) * a.pieces;
+  a.tiles = scales.runs * a.pieces;
   a.runs_per_row = std::max<int64_t>(1, ceil_div(p.time(), p.memory_chunk));
   a.run_before = ptr<int64_t>(scales.run_before);
+  a.before = ptr<int64_t>(scales.before);
+  a.room = p.room;
   a.cursor = sequence_cursor(p.layout.is_packed() ? p.layout.device_offsets() : Tensor(), p.batch(),
                              p.time());
   return a;

@@ -20,6 +20,8 @@ struct Attention {
   int64_t run, tiles;         // tokens of a run; pieces of all runs
   int64_t runs_per_row;       // dense
   const int64_t* run_before;  // [N+1] runs before each sequence; null: dense
+  const int64_t* before;      // [N] tokens before those here; null: none
+  int64_t room;               // with `before`: memories of a sequence
   SequenceCursor cursor;
 
   __device__ __forceinline__ int shared_head(int head, int of) const { return head / (heads / of); }
@@ -60,14 +62,18 @@ __device__ __forceinline__ int64_t sequence_of(const Attention<T>& p, int64_t ru
 template <class T>
 __device__ __forceinline__ Tile tile_of(const Attention<T>& p, int64_t index) {
   Tile t;
-  t.memory = index / p.pieces;
-  t.sequence = sequence_of(p, t.memory);
-  t.first_memory = p.run_before ? p.run_before[t.sequence] : t.sequence * p.runs_per_row;
+  const int64_t run = index / p.pieces;  // of those with tokens here
+  t.sequence = sequence_of(p, run);
+  const int64_t opens = p.run_before ? p.run_before[t.sequence] : t.sequence * p.runs_per_row;
+  const int64_t past = p.before ? p.before[t.sequence] : 0;
+  const int64_t place = past / p.run + run - opens;  // of the run in its sequence
+  t.first_memory = p.before ? t.sequence * p.room : opens;
+  t.memory = t.first_memory + place;
   SequenceCursor s = p.cursor;
   s.select(t.sequence);
-  const int64_t begin = s.begin + (t.memory - t.first_memory) * p.run;
+  const int64_t begin = s.begin + place * p.run - past;  // may lie before the tokens here
   const int64_t end = begin + p.run < s.end ? begin + p.run : s.end;
-  t.span.first = begin + index % p.pieces * p.rows;
+  t.span.first = (begin > s.begin ? begin : s.begin) + index % p.pieces * p.rows;
   const int64_t left = end - t.span.first;
   t.span.rows = int(left < 0 ? 0 : left < p.rows ? left : p.rows);
   return t;
@@ -132,7 +138,8 @@ __device__ __forceinline__ float logit_of(const Attention<T>& p, int64_t t, int 
 // The device's view; what it points at must outlive the launches.
 struct Scales {
   Tensor q, e, rho;  // f32, undefined without normalisation
-  Tensor run_before;
+  Tensor run_before, before;
+  int64_t runs = 0;  // that have tokens here
 };
 // With memories of q's dtype, which is all that these kernels take.
 StateMemoryProblem with_narrow_memories(StateMemoryProblem p);

@@ -28,6 +28,8 @@
 //   dq   = (dq̂ − q̂ mean(dq̂∘q̂)) / rms, de alike; those of shared vectors summed over their heads
 // Without `normalize` q̂, ê, ρ are q, e, 1.
 #pragma once
+#include <vector>
+
 #include "autograd/var.h"
 #include "ops/cost.h"
 #include "ops/seq_layout.h"
@@ -71,6 +73,10 @@ struct StateMemoryProblem {
   bool normalize = true;
   int64_t memory_chunk = 1;
   SeqLayout layout = {};
+  // Decoding, forward only: how many tokens of each sequence came before those here (empty: none,
+  // as above). Sequence n then finds all its complete runs, theirs too, at memories n·room ...
+  std::vector<int64_t> before = {};
+  int64_t room = 0;
 
   int64_t batch() const { return q.size(0); }
   int64_t time() const { return q.size(1); }

@@ -33,12 +33,16 @@ struct Plan {
         c_heads(p.c.size(2)),
         gate_heads(p.gate ? p.gate.size(2) : heads) {
     for (int64_t s = 0; s < p.layout.count(p.batch()); ++s) {
-      const int64_t first_memory = int64_t(readers.size()), end = p.layout.end(s, p.time());
-      for (int64_t t = p.layout.begin(s, p.time()); t < end;) {
-        const int64_t run = std::min(end, t + p.memory_chunk), memory = int64_t(readers.size());
+      const bool goes_on = !p.before.empty();
+      const int64_t begin = p.layout.begin(s, p.time()), end = p.layout.end(s, p.time());
+      const int64_t past = goes_on ? p.before[size_t(s)] : 0;
+      const int64_t first_memory = goes_on ? s * p.room : int64_t(readers.size());
+      for (int64_t t = begin; t < end;) {
+        const int64_t at = past + t - begin, memory = first_memory + at / p.memory_chunk;
+        const int64_t run = std::min(end, t + p.memory_chunk - at % p.memory_chunk);
         for (; t < run; t += std::min(kTile, run - t))
           tiles.push_back({{t, std::min(kTile, run - t)}, first_memory, memory});
-        readers.push_back({int64_t(tiles.size()), 0});
+        if (!goes_on) readers.push_back({int64_t(tiles.size()), 0});
       }
       for (size_t m = size_t(first_memory); m < readers.size(); ++m)
         readers[m].end = int64_t(tiles.size());
@@ -49,7 +53,7 @@ struct Plan {
   int64_t q_heads, e_heads, c_heads, gate_heads;
   int64_t tile_rows = 1;
   std::vector<Tile> tiles;
-  std::vector<Readers> readers;  // [M]
+  std::vector<Readers> readers;  // [M]; none where sequences go on
 
   int64_t memory(int64_t m, int64_t head) const { return (m * heads + head) * n * p; }
   int64_t row(int64_t t, int64_t head) const { return (t * heads + head) * p; }  // of r, o, dy

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "ops/common.h"
+#include "ops/state_memory_attention.h"
 
 namespace ebb {
 
@@ -102,17 +103,51 @@ void check_cache(const char* op, const StateMemoryCache& cache, int64_t memory_c
           cache.position.data<int64_t>()[b], m.size(1), memory_chunk);
 }
 
-// t is [B,*,width] with a divisor of the heads as *; width 0: [B,*].
-Tensor checked(const char* what, const Tensor& t, const Tensor& memories, int64_t width) {
-  check_defined(kOp, what, t);
-  check(t.dtype() == memories.dtype(), "{}: {} is {}, memories {}; want one dtype", kOp, what,
+// t is [lead...,*,width] with a divisor of the heads as *; width 0: [lead...,*].
+Tensor checked(const char* op, const char* what, const Tensor& t, const Shape& lead,
+               const Tensor& memories, int64_t width) {
+  check_defined(op, what, t);
+  check(t.dtype() == memories.dtype(), "{}: {} is {}, memories {}; want one dtype", op, what,
         t.dtype(), memories.dtype());
-  const int64_t heads = memories.size(2);
-  check(t.dim() == (width ? 3 : 2) && t.size(0) == memories.size(0) &&
-            (!width || t.size(2) == width) && t.size(1) >= 1 && heads % t.size(1) == 0,
-        "{}: {} is {}, want [{},*{}] with a divisor of {} heads as *", kOp, what, t.shape(),
-        memories.size(0), width ? fmt::format(",{}", width) : "", heads);
+  const int64_t heads = memories.size(2), at = int64_t(lead.size());
+  check(t.dim() == at + (width ? 2 : 1) && t.shape().first(int(at)) == lead &&
+            (!width || t.size(-1) == width) && t.size(int(at)) >= 1 && heads % t.size(int(at)) == 0,
+        "{}: {} is {}, want [{},*{}] with a divisor of {} heads as *", op, what, t.shape(),
+        fmt::join(lead.begin(), lead.end(), ","), width ? fmt::format(",{}", width) : "", heads);
   return t.contiguous();
+}
+
+// All inputs of a step or a window, tokens of shape `lead`.
+StateMemoryStepProblem checked_problem(const char* op, const Tensor& q, const Tensor& e,
+                                       const Tensor& c, const Shape& lead, const Tensor& m,
+                                       const StateMemoryStep& options) {
+  check_compute_dtype(op, "memories", m);
+  const int64_t H = m.size(2), N = m.size(3), P = m.size(4);
+  check(N >= 1 && N <= 256 && P >= 1 && P <= 256, "{}: memories is {}, want N and P in 1...256", op,
+        m.shape());
+  check(options.eps > 0 && options.eps_row > 0, "{}: eps is {}, eps_row {}; want more than 0", op,
+        options.eps, options.eps_row);
+  check(std::isfinite(options.scale) && options.scale >= 0,
+        "{}: scale is {}, want more than 0, or 0 for 1/sqrt(N)", op, options.scale);
+  check_same_device(op, m, {&q, &e, &c, &options.gate, &options.base});
+  StateMemoryStepProblem p{.q = checked(op, "q", q, lead, m, N),
+                           .e = checked(op, "e", e, lead, m, P),
+                           .c = checked(op, "c", c, lead, m, N),
+                           .memories = m,
+                           .scale = options.scale > 0 ? options.scale : 1 / std::sqrt(double(N)),
+                           .eps = options.eps,
+                           .eps_row = options.eps_row,
+                           .normalize = options.normalize};
+  if (options.gate) p.gate = checked(op, "gate", options.gate, lead, m, 0);
+  if (options.base) {
+    Shape rows = lead;
+    rows.push_back(H), rows.push_back(P);
+    check_shape(op, "base", options.base, rows);
+    check(options.base.dtype() == m.dtype(), "{}: base is {}, memories {}; want one dtype", op,
+          options.base.dtype(), m.dtype());
+    p.base = options.base.contiguous();
+  }
+  return p;
 }
 
 }  // namespace
@@ -165,34 +200,11 @@ Tensor state_memory_attention_step(const Tensor& q, const Tensor& e, const Tenso
   const OpScope scope(kOp);
   check_cache(kOp, cache, memory_chunk);
   const Tensor& m = cache.memories;
-  check_compute_dtype(kOp, "memories", m);
-  const int64_t N = m.size(3), P = m.size(4);
-  check(N >= 1 && N <= 256 && P >= 1 && P <= 256, "{}: memories is {}, want N and P in 1...256",
-        kOp, m.shape());
-  check(options.eps > 0 && options.eps_row > 0, "{}: eps is {}, eps_row {}; want more than 0", kOp,
-        options.eps, options.eps_row);
-  check(std::isfinite(options.scale) && options.scale >= 0,
-        "{}: scale is {}, want more than 0, or 0 for 1/sqrt(N)", kOp, options.scale);
-  check_same_device(kOp, m, {&q, &e, &c, &options.gate, &options.base});
+  StateMemoryStepProblem p = checked_problem(kOp, q, e, c, {m.size(0)}, m, options);
   std::vector<int64_t> runs;
   for (int64_t b = 0; b < cache.batch(); ++b) runs.push_back(cache.runs(b, memory_chunk));
-  StateMemoryStepProblem p{.q = checked("q", q, m, N),
-                           .e = checked("e", e, m, P),
-                           .c = checked("c", c, m, N),
-                           .memories = m,
-                           .runs = Tensor::from(runs, {cache.batch()}, m.device()),
-                           .scale = options.scale > 0 ? options.scale : 1 / std::sqrt(double(N)),
-                           .eps = options.eps,
-                           .eps_row = options.eps_row,
-                           .normalize = options.normalize};
-  if (options.gate) p.gate = checked("gate", options.gate, m, 0);
-  if (options.base) {
-    check_shape(kOp, "base", options.base, {m.size(0), m.size(2), P});
-    check(options.base.dtype() == m.dtype(), "{}: base is {}, memories {}; want one dtype", kOp,
-          options.base.dtype(), m.dtype());
-    p.base = options.base.contiguous();
-  }
-  const Tensor o = Tensor::empty({m.size(0), m.size(2), P}, m.dtype(), m.device());
+  p.runs = Tensor::from(runs, {cache.batch()}, m.device());
+  const Tensor o = Tensor::empty({m.size(0), m.size(2), m.size(4)}, m.dtype(), m.device());
   if (kWithCuda && o.on_cuda())
     gpu::state_memory_attention_step(p, o);
   else
@@ -224,6 +236,140 @@ void state_memory_advance(StateMemoryCache& cache, int64_t memory_chunk) {
          full.to(cache.memories.dtype()));
     full.fill_(0);
   }
+}
+
+namespace {
+
+int64_t length_of(const SeqLayout& layout, int64_t n, int64_t time) {
+  return layout.end(n, time) - layout.begin(n, time);
+}
+
+// A sequence's new tokens: `head` of them belong to the open run.
+struct Going {
+  int64_t position, length, head;
+  Going(const StateMemoryCache& cache, const SeqLayout& layout, int64_t n, int64_t time,
+        int64_t memory_chunk)
+      : position(cache.position.data<int64_t>()[n]), length(length_of(layout, n, time)) {
+    const int64_t open = position % memory_chunk;
+    head = open ? std::min(memory_chunk - open, length) : 0;
+  }
+};
+
+void check_rows(const char* op, const StateMemoryCache& cache, const SeqLayout& layout,
+                int64_t batch, int64_t time, int64_t memory_chunk) {
+  check_cache(op, cache, memory_chunk);
+  layout.check_covers(op, batch, time, cache.open.device());
+  check(layout.count(batch) == cache.batch(), "{}: {} sequences, the cache holds {}", op,
+        layout.count(batch), cache.batch());
+}
+
+}  // namespace
+
+SeqLayout state_memory_pieces(const StateMemoryCache& cache, const SeqLayout& layout, int64_t batch,
+                              int64_t time, int64_t memory_chunk) {
+  check_rows("state_memory_pieces", cache, layout, batch, time, memory_chunk);
+  std::vector<int64_t> cuts{0};
+  for (int64_t n = 0; n < cache.batch(); ++n) {
+    const Going g(cache, layout, n, time, memory_chunk);
+    cuts.push_back(layout.begin(n, time) + g.head);
+    cuts.push_back(layout.end(n, time));
+  }
+  return SeqLayout::packed(cuts, cache.open.device());
+}
+
+Tensor state_memory_openings(const StateMemoryCache& cache) {
+  Shape shape = cache.open.shape();
+  shape[0] *= 2;
+  const Tensor out = Tensor::zeros(shape, cache.open.dtype(), cache.open.device());
+  for (int64_t n = 0; n < cache.batch(); ++n) copy(out.select(0, 2 * n), cache.open.select(0, n));
+  return out;
+}
+
+StateMemoryCache state_memory_extend(const StateMemoryCache& cache, const Tensor& contributions,
+                                     const Tensor& states, const SeqLayout& layout, int64_t batch,
+                                     int64_t time, int64_t memory_chunk) {
+  constexpr const char* op = "state_memory_extend";
+  check_rows(op, cache, layout, batch, time, memory_chunk);
+  check_defined(op, "contributions", contributions);
+  check_defined(op, "states", states);
+  const SeqLayout pieces = state_memory_pieces(cache, layout, batch, time, memory_chunk);
+  Shape shape = cache.memories.shape().from(1);  // [C,H,N,P]
+  shape[0] = pieces.chunk_count(batch, time, memory_chunk);
+  check_shape(op, "contributions", contributions, shape);
+  shape[0] = 2 * cache.batch();
+  check_shape(op, "states", states, shape);
+  int64_t most = 0;
+  for (int64_t n = 0; n < cache.batch(); ++n) {
+    const Going g(cache, layout, n, time, memory_chunk);
+    most = std::max(most, (g.position + g.length) / memory_chunk);
+  }
+  StateMemoryCache out{{}, cache.open.clone(), cache.position.clone()};
+  shape = cache.memories.shape();
+  shape[1] = most;
+  out.memories = Tensor::zeros(shape, cache.memories.dtype(), cache.memories.device());
+  int64_t first = 0;  // the piece's first contribution
+  for (int64_t n = 0; n < cache.batch(); ++n) {
+    const Going g(cache, layout, n, time, memory_chunk);
+    const Tensor mine = out.memories.select(0, n), open = out.open.select(0, n);
+    int64_t runs = cache.runs(n, memory_chunk);
+    if (runs > 0) copy(mine.slice(0, 0, runs), cache.memories.select(0, n).slice(0, 0, runs));
+    if (g.head > 0) {
+      ++first;  // what the head adds to the open run is in its final state
+      copy(open, states.select(0, 2 * n));
+      if ((g.position + g.head) % memory_chunk == 0) {
+        copy(mine.select(0, runs++), open.to(mine.dtype()));
+        open.fill_(0);
+      }
+    }
+    const int64_t rest = g.length - g.head, whole = rest / memory_chunk;
+    if (whole > 0)
+      copy(mine.slice(0, runs, runs + whole), contributions.slice(0, first, first + whole));
+    if (rest % memory_chunk != 0)
+      copy(open, contributions.select(0, first + whole).to(open.dtype()));
+    first += (rest + memory_chunk - 1) / memory_chunk;
+    out.position.data<int64_t>()[n] = g.position + g.length;
+  }
+  return out;
+}
+
+Tensor state_memory_attention_window(const Tensor& q, const Tensor& e, const Tensor& c,
+                                     const StateMemoryCache& cache, const SeqLayout& layout,
+                                     int64_t memory_chunk, const StateMemoryStep& options) {
+  constexpr const char* op = "state_memory_attention_window";
+  const OpScope scope(op);
+  check_defined(op, "q", q);
+  check(q.dim() == 4, "{}: q is {}, want [B,T,*,N]", op, q.shape());
+  const int64_t batch = q.size(0), time = q.size(1);
+  check_rows(op, cache, layout, batch, time, memory_chunk);
+  const Tensor& m = cache.memories;
+  const StateMemoryStepProblem in = checked_problem(op, q, e, c, {batch, time}, m, options);
+  StateMemoryProblem p{.q = in.q,
+                       .e = in.e,
+                       .c = in.c,
+                       .memories = m.view({m.size(0) * m.size(1), m.size(2), m.size(3), m.size(4)}),
+                       .gate = in.gate,
+                       .base = in.base,
+                       .scale = in.scale,
+                       .eps = in.eps,
+                       .eps_row = in.eps_row,
+                       .normalize = in.normalize,
+                       .memory_chunk = memory_chunk,
+                       .layout = layout,
+                       .room = m.size(1)};
+  for (int64_t n = 0; n < cache.batch(); ++n) {
+    p.before.push_back(cache.position.data<int64_t>()[n] - length_of(layout, n, time));
+    check(p.before.back() >= 0, "{}: sequence {} has {} tokens here, the cache has taken in {}", op,
+          n, length_of(layout, n, time), cache.position.data<int64_t>()[n]);
+  }
+  const Tensor o = Tensor::empty({batch, time, m.size(2), m.size(4)}, m.dtype(), m.device());
+  const DType wide = accumulate_type(m.dtype());
+  const Tensor r = Tensor::empty(o.shape(), wide, m.device());
+  const Tensor lse = Tensor::empty(o.shape().first(3), wide, m.device());
+  if (kWithCuda && o.on_cuda())
+    gpu::state_memory_attention_fwd(p, o, r, lse);
+  else
+    cpu::state_memory_attention_fwd(p, o, r, lse);
+  return o;
 }
 
 StateMemoryCacheSize state_memory_cache_size(int64_t length, int64_t memory_chunk,

@@ -7,6 +7,13 @@
 //   state_memory_advance(cache, 256);           // one token more; full runs join the others
 // Reading comes first: a token does not see its own run. A row of every tensor is a sequence, each
 // at a position of its own, so rows may be selected and repeated like any decoding state.
+//
+// Several tokens a sequence, going on from a cache in the middle of a run or at its end:
+//   SeqLayout pieces = state_memory_pieces(cache, layout, B, T, 256);
+//   SsdOutput m = ssd(x, dt, A, B, C, state_memory_openings(cache), {.want_final_state = true,
+//                     .layout = pieces, .memory_chunk = 256, ...});
+//   cache = state_memory_extend(cache, m.contributions.value(), m.ht.value(), layout, B, T, 256);
+//   Tensor o = state_memory_attention_window(q, e, c, cache, layout, 256, {.gate = g, .base = y});
 #pragma once
 #include "ops/seq_layout.h"
 #include "tensor/tensor.h"
@@ -44,6 +51,23 @@ Tensor state_memory_attention_step(const Tensor& q, const Tensor& e, const Tenso
 // Counts the token that cache.open has taken in. Where that fills a run it is kept, and the next
 // one begins empty. The room doubles when it is used up.
 void state_memory_advance(StateMemoryCache& cache, int64_t memory_chunk);
+
+// The 2N pieces of N sequences that go on: what completes the open run (nothing, if none is open;
+// all, if that isn't enough), and the rest.
+SeqLayout state_memory_pieces(const StateMemoryCache& cache, const SeqLayout& layout, int64_t batch,
+                              int64_t time, int64_t memory_chunk);
+// The states [2N,H,N,P] that the scan over the pieces begins with: what the open run has written,
+// and nothing.
+Tensor state_memory_openings(const StateMemoryCache& cache);
+// The cache after the tokens of `layout` too, from the pieces' contributions and final states.
+StateMemoryCache state_memory_extend(const StateMemoryCache& cache, const Tensor& contributions,
+                                     const Tensor& states, const SeqLayout& layout, int64_t batch,
+                                     int64_t time, int64_t memory_chunk);
+// As state_memory_attention_step for all tokens that the cache has taken in last: q [B,T,*,N],
+// e [B,T,*,P], c [B,T,*,N], gate [B,T,*], base [B,T,H,P] -> [B,T,H,P].
+Tensor state_memory_attention_window(const Tensor& q, const Tensor& e, const Tensor& c,
+                                     const StateMemoryCache& cache, const SeqLayout& layout,
+                                     int64_t memory_chunk, const StateMemoryStep& options = {});
 
 // Elements a head keeps after `length` tokens: runs·N·P, and keys and values of token attention
 // with the same value width, 2·length·P. Their ratio is N/(2S) where S divides the length.
