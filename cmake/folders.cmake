@@ -10,6 +10,7 @@ set(EBB_MODEL_SOURCES
   models/checkpoint.cpp
   models/config.cpp
   models/config_reader.cpp
+  models/dart.cpp
   models/delta.cpp
   models/delta_channel.cpp
   models/language_model.cpp

@@ -1,6 +1,7 @@
 # Test sources by ctest label, relative to tests/.
 set(EBB_UNIT_TESTS
   trainer_test.cpp
+  dart_test.cpp
   mamba2_test.cpp
   models_test.cpp
   autograd_hooks_test.cpp
@@ -46,6 +47,7 @@ set(EBB_OP_TESTS
   state_memory_attention_test.cpp
 )
 set(EBB_CUDA_TESTS
+  dart_cuda_test.cpp
   delta_rule_channel_cuda_test.cpp
   delta_rule_cuda_test.cpp
   autograd_cuda_test.cpp

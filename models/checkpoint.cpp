@@ -13,10 +13,32 @@ namespace ebb {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-std::unique_ptr<LanguageModel> load_model(const std::string& folder) {
+namespace {
+
+ModelConfig changed(ModelConfig config, const json& changes, const std::string& file) {
+  ModelConfig known = config;
+  known.source = json::object();
+  const json fields = known.to_json();
+  std::vector<std::string> names;
+  for (const auto& [key, value] : fields.items()) names.push_back(key);
+  for (const auto& [key, value] : changes.items()) {
+    const std::string near = closest(key, names);
+    check(fields.contains(key), "{}: /{}: unknown{}", file, key,
+          near.empty() ? "" : "; did you mean " + near + "?");
+  }
+  json object = config.to_json();
+  object.update(changes);
+  return parse_foreign_config(object, file);
+}
+
+}  // namespace
+
+std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json& changes) {
   const std::string config_file = folder + "/config.json";
   check(fs::is_directory(folder), "{}: there is no such model folder", folder);
-  auto model = make_model(parse_foreign_config(read_json(config_file), config_file));
+  ModelConfig config = parse_foreign_config(read_json(config_file), config_file);
+  if (!changes.empty()) config = changed(std::move(config), changes, config_file);
+  auto model = make_model(config);
   const SafeTensors file(folder + "/model.safetensors");
   StateDict state;
   for (const std::string& name : file.names()) {

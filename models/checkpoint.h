@@ -11,7 +11,10 @@
 namespace ebb {
 
 // Throws naming file and field when something is missing, unknown to this version or mis-shaped.
-std::unique_ptr<LanguageModel> load_model(const std::string& folder);
+// `changes` to the config, e.g. {{"sma_chunk", 64}}, are fields that ebb knows; the weights still
+// have to fit.
+std::unique_ptr<LanguageModel> load_model(const std::string& folder,
+                                          const nlohmann::json& changes = nlohmann::json::object());
 // Writes (atomically, file by file) config.json with every field it was read with, and the fp32
 // masters under their public names. Creates the folder.
 void save_model(const std::string& folder, const LanguageModel& model,

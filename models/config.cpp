@@ -20,15 +20,16 @@ int64_t ModelConfig::mlp_width() const {
 
 namespace {
 
-// The sizes of mamba2-100m.
-ModelConfig mamba2_defaults() {
+// The sizes of mamba2-100m, dart-100m.
+ModelConfig mamba2_defaults(const std::string& model_type) {
   ModelConfig c;
-  c.model_type = "mamba2";
+  c.model_type = model_type;
   c.num_hidden_layers = 42;
   c.num_heads = 16;
   c.norm_eps = 1e-5;
   c.residual_in_fp32 = true;
   c.hidden_act = "silu";
+  if (c.is_dart()) c.weight_init = "mamba_ssm";
   return c;
 }
 
@@ -44,7 +45,7 @@ void read_dt_limit(ConfigReader* r, ModelConfig* c) {
 }
 
 void read_mamba2_fields(ConfigReader* r, ModelConfig* c) {
-  *c = mamba2_defaults();
+  *c = mamba2_defaults(c->model_type);
   r->read("hidden_size", &c->hidden_size);
   r->read("state_size", &c->state_size);
   r->read("expand", &c->expand);
@@ -60,6 +61,13 @@ void read_mamba2_fields(ConfigReader* r, ModelConfig* c) {
   r->read("residual_in_fp32", &c->residual_in_fp32);
   r->read("rescale_prenorm_residual", &c->rescale_prenorm_residual);
   r->read("weight_init", &c->weight_init);
+  if (!c->is_dart()) return;
+  r->read("use_sma", &c->use_sma);
+  r->read("sma_chunk", &c->sma_chunk);
+  r->read("sma_normalize", &c->sma_normalize);
+  r->read("sma_shared_read", &c->sma_shared_read);
+  r->read("sma_eps", &c->sma_eps);
+  r->read("sma_eps_row", &c->sma_eps_row);
 }
 
 void read_delta_fields(ConfigReader* r, ModelConfig* c) {
@@ -104,6 +112,11 @@ void validate_mamba2(ConfigReader* r, const ModelConfig& c) {
   if (c.weight_init != "fla" && c.weight_init != "mamba_ssm")
     r->error("weight_init",
              fmt::format("\"{}\" does not exist; there are fla, mamba_ssm", c.weight_init));
+  if (!c.is_dart()) return;
+  if (c.sma_chunk < 1 || c.sma_chunk >= 1 << 30)
+    r->error("sma_chunk", fmt::format("must lie in 1 ... 2^30 - 1, got {}", c.sma_chunk));
+  for (const auto& [key, eps] : {std::pair{"sma_eps", c.sma_eps}, {"sma_eps_row", c.sma_eps_row}})
+    if (!(eps > 0 && float(eps) > 0)) r->error(key, fmt::format("must be positive, got {}", eps));
 }
 
 // Bounds keep products of sizes within 64 bits and a slip of the keyboard from filling memory.
@@ -185,7 +198,7 @@ void check_foreign(ConfigReader* r, const ModelConfig& c) {
 }  // namespace
 
 const std::vector<std::string>& model_types() {
-  static const std::vector<std::string> types = {"gated_deltanet", "kda", "gdn2", "mamba2"};
+  static const std::vector<std::string> types = {"gated_deltanet", "kda", "gdn2", "mamba2", "dart"};
   return types;
 }
 
@@ -225,6 +238,13 @@ void write_mamba2_fields(json* out, const ModelConfig& c) {
   j["residual_in_fp32"] = c.residual_in_fp32;
   j["rescale_prenorm_residual"] = c.rescale_prenorm_residual;
   j["weight_init"] = c.weight_init;
+  if (!c.is_dart()) return;
+  j["use_sma"] = c.use_sma;
+  j["sma_chunk"] = c.sma_chunk;
+  j["sma_normalize"] = c.sma_normalize;
+  j["sma_shared_read"] = c.sma_shared_read;
+  j["sma_eps"] = c.sma_eps;
+  j["sma_eps_row"] = c.sma_eps_row;
 }
 
 void write_delta_fields(json* out, const ModelConfig& c) {
@@ -247,6 +267,7 @@ void write_delta_fields(json* out, const ModelConfig& c) {
 std::string architecture(const std::string& model_type) {
   if (model_type == "kda") return "KDAForCausalLM";
   if (model_type == "gdn2") return "GatedDeltaNet2ForCausalLM";
+  if (model_type == "dart") return "DartForCausalLM";
   return model_type == "mamba2" ? "Mamba2ForCausalLM" : "GatedDeltaNetForCausalLM";
 }
 
@@ -270,20 +291,44 @@ json ModelConfig::to_json() const {
 }
 
 std::vector<std::string> preset_names() {
-  return {"gdn-100m", "kda-100m", "gdn2-100m", "mamba2-100m"};
+  return {"gdn-100m",  "kda-100m",  "gdn2-100m", "mamba2-100m",
+          "dart-100m", "dart-130m", "dart-370m", "dart-780m"};
 }
 
+namespace {
+
+// dart-100m is mamba2-100m with state-memory attention, its weights but for that the same; the
+// others are the paper's.
+ModelConfig dart_preset(const std::string& name) {
+  ModelConfig c = mamba2_defaults("dart");
+  if (name == "dart-100m") {
+    c.weight_init = "fla";
+    return c;
+  }
+  c.hidden_size = name == "dart-130m" ? 768 : name == "dart-370m" ? 1024 : 1536;
+  c.num_hidden_layers = name == "dart-130m" ? 24 : 48;
+  c.num_heads = c.expand * c.hidden_size / c.head_dim;
+  c.vocab_size = 50288;
+  c.tie_word_embeddings = true;
+  return c;
+}
+
+}  // namespace
+
 ModelConfig preset(const std::string& name) {
-  if (name == "mamba2-100m") return mamba2_defaults();
+  const std::vector<std::string> all = preset_names();
+  if (name == "mamba2-100m") return mamba2_defaults("mamba2");
+  if (name.starts_with("dart-") && std::find(all.begin(), all.end(), name) != all.end())
+    return dart_preset(name);
   ModelConfig c;  // the sizes of all three
   if (name == "gdn-100m") return c;
   if (name == "kda-100m" || name == "gdn2-100m") {
     c.model_type = name.substr(0, name.find('-'));
     return c;
   }
-  const std::string near = closest(name, preset_names());
+  const std::string near = closest(name, all);
   std::string names;
-  for (const std::string& n : preset_names()) names += (names.empty() ? "" : ", ") + n;
+  for (const std::string& n : all) names += (names.empty() ? "" : ", ") + n;
   fail("preset '{}' does not exist{}; there are: {}", name,
        near.empty() ? "" : " (did you mean " + near + "?)", names);
 }

@@ -40,11 +40,18 @@ struct ModelConfig {
   bool residual_in_fp32 = false;             // the residual stream, beside bf16 activations
   bool rescale_prenorm_residual = true;      // initialisation of out_proj
   std::string weight_init = "fla";           // or mamba_ssm (models/mamba2.h)
+  // dart, beside mamba2's
+  bool use_sma = true;          // false: Mamba-2 with the same weights, read-out left out
+  int64_t sma_chunk = 256;      // S, tokens of a memory
+  bool sma_normalize = true;    // of queries, verifiers and the memories' rows
+  bool sma_shared_read = true;  // read memories with the scan's C, not a vector of their own
+  double sma_eps = 1e-6, sma_eps_row = 1e-12;
 
   // Everything a foreign config.json held, so that it is written back whole.
   nlohmann::json source = nlohmann::json::object();
 
-  bool is_mamba2() const { return model_type == "mamba2"; }
+  bool is_dart() const { return model_type == "dart"; }
+  bool is_mamba2() const { return model_type == "mamba2" || is_dart(); }  // its blocks
   int64_t v_heads() const { return num_v_heads.value_or(num_heads); }
   int64_t v_dim() const;           // per head
   int64_t mlp_width() const;       // intermediate_size, or the multiple-of-256 rule

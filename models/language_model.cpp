@@ -2,6 +2,7 @@
 
 #include "autograd/tape.h"
 #include "models/calibrate.h"
+#include "models/dart.h"
 #include "models/delta.h"
 #include "models/delta_channel.h"
 #include "models/mamba2.h"
@@ -185,6 +186,7 @@ std::unique_ptr<Mixer> make_mixer(const ModelConfig& config) {
   if (config.model_type == "kda") return std::make_unique<ChannelDeltaNet>(config, DeltaGates::kda);
   if (config.model_type == "gdn2")
     return std::make_unique<ChannelDeltaNet>(config, DeltaGates::gdn2);
+  if (config.is_dart()) return std::make_unique<Dart>(config);
   if (config.is_mamba2()) return std::make_unique<Mamba2>(config);
   check(config.model_type == "gated_deltanet", "model_type {} has no mixer", config.model_type);
   return std::make_unique<GatedDeltaNet>(config);

@@ -22,7 +22,7 @@ struct DecodeState {
   DecodeState select(const std::vector<int64_t>& rows) const;
 };
 
-// x + mixer(norm(x)), then x + mlp(norm(x)); Mamba-2's blocks end after the mixer.
+// x + mixer(norm(x)), then x + mlp(norm(x)); Mamba-2's and DART's blocks end after the mixer.
 class Block : public Module {
  public:
   Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer);

@@ -4,6 +4,7 @@
 #pragma once
 #include "models/config.h"
 #include "nn/mixer.h"
+#include "ops/ssd.h"
 
 namespace ebb {
 
@@ -11,7 +12,8 @@ class LanguageModel;
 
 class Mamba2 : public Mixer {
  public:
-  explicit Mamba2(const ModelConfig& config);
+  // `reads`: read vectors C beside B that the projection gives and the convolution covers.
+  explicit Mamba2(const ModelConfig& config, int64_t reads = 1);
   Var forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
               MixerState* final) override;
   Var step(const Var& x, MixerState& state) override;
@@ -19,18 +21,31 @@ class Mamba2 : public Mixer {
   std::optional<DecayGate> decay_gate_parameters() const override;
   Tensor gate_preactivations(const Tensor& h) const override;
 
- private:
-  struct Projected;
-  Projected project(const Var& x) const;
-  struct SsdInputs;
-  SsdInputs cut(const Var& conv, const Shape& lead) const;
-  Var finish(const Var& y, const Var& z, const Shape& lead) const;
+ protected:
+  struct Inputs {  // of the scan, with the output's gate
+    Var x, dt;     // [...,H,P], [...,H]
+    Var B, C;      // [...,G,N]
+    Var read;      // [...,G,N]: the second C, if there is one
+    Var z;         // [...,inner]
+  };
+  // x [B,T,d] or, one token of every sequence, [N,d], whose convolution's state is updated.
+  Inputs inputs(const Var& x, const SeqLayout& layout, const Tensor& conv_state,
+                Tensor* final_conv_state) const;
+  Inputs step_inputs(const Var& x, const Tensor& conv_state) const;
+  Var finish(const Var& y, const Inputs& in) const;
+  SsdOptions ssd_options() const;
 
-  int64_t heads_, head_dim_, groups_, state_size_, inner_, conv_width_;
+  int64_t heads_, head_dim_, groups_, state_size_, reads_, inner_, conv_width_;
   double eps_, dt_min_, dt_max_;
   Parameter input_;             // rows z | x | B | C | dt
   Parameter conv_, conv_bias_;  // [channels of x | B | C, W]; the bias may be absent
   Parameter A_log_, D_, dt_bias_, norm_, output_;
+
+ private:
+  int64_t channels() const { return inner_ + (1 + reads_) * groups_ * state_size_; }
+  struct Projected;
+  Projected project(const Var& x) const;
+  Inputs cut(const Projected& p, const Var& conv, const Shape& lead) const;
 };
 
 // Weights by config().weight_init, everything but A_log and dt_bias, drawn by (seed, name):
@@ -38,6 +53,7 @@ class Mamba2 : public Mixer {
 //   mamba_ssm  N(0, initializer_range²) for embedding and head; U(±1/√d) for the projection,
 //              U(±1/√W) for convolution kernels and biases
 // and in both, with rescale_prenorm_residual, U(±1/√inner)/√layers for the output projection.
+// DART's q_proj and e_proj are drawn as the projection; its gate g_proj is 0.
 void init_mamba2_weights(LanguageModel& model, uint64_t seed);
 
 }  // namespace ebb

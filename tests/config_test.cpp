@@ -142,6 +142,9 @@ TEST(Config, TheGuideNamesEveryKeyAndItsDefault) {
   for (const auto& [key, value] : model.items()) keys["/model/" + key] = value;
   for (const auto& [key, value] : mamba2.items())
     if (key != "dt_limit") keys["/mamba2/" + key] = value;
+  const json dart = preset("dart-130m").to_json();
+  for (const auto& [key, value] : dart.items())  // its own
+    if (!mamba2.contains(key) && key != "architectures") keys["/dart/" + key] = value;
   // Commas separate the defaults of a row: the limit is no list there.
   EXPECT_EQ(mamba2["dt_limit"].dump(), "[0.0,null]");
   keys["/mamba2/dt_limit"] = json();

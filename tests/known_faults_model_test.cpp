@@ -35,7 +35,8 @@ Tensor logits_of(const LanguageModel& model, const std::vector<int64_t>& ids,
 }
 
 class KnownFaultsModel : public ::testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Models, KnownFaultsModel, ::testing::Values("gated_deltanet", "mamba2"),
+INSTANTIATE_TEST_SUITE_P(Models, KnownFaultsModel,
+                         ::testing::Values("gated_deltanet", "mamba2", "dart"),
                          [](const auto& info) { return std::string(info.param); });
 
 // B14: a token sees nothing of the sequence before, in the convolution and in the state.
@@ -138,21 +139,23 @@ TEST_P(KnownFaultsModel, B48_WeightDecayLeavesGatesAndNorms) {
   AdamW optimizer(decay_groups(parameters, 0.1), {.lr = 1});
   optimizer.step();
   const StateDict after = model->state_dict();
+  const bool dart = model->config().is_dart();
   int kept = 0, scaled = 0;
   for (size_t i = 0; i < before.size(); ++i) {
     const auto& [name, was] = before[i];
     const bool leave = name.ends_with("A_log") || name.ends_with("dt_bias") ||
                        name.ends_with("norm.weight") || name.ends_with("norm_f.weight") ||
-                       name.ends_with(".bias") || name.ends_with(".D");
+                       name.ends_with(".bias") || name.ends_with(".D") ||
+                       (dart && name.ends_with("g_proj.weight"));
     const std::vector<double> a = was.to_vector<double>(), b = after[i].second.to_vector<double>();
     for (size_t j = 0; j < a.size(); ++j)
       ASSERT_NEAR(b[j], leave ? a[j] : 0.9 * a[j], leave ? 0 : 1e-6) << name;
     (leave ? kept : scaled) += 1;
   }
-  // Per block A_log, dt_bias and three norms, or A_log, dt_bias, D, a bias and two norms; the last
-  // norm.
+  // Per block A_log, dt_bias and three norms, or A_log, dt_bias, D, a bias, two norms and the gate
+  // of DART; the last norm.
   const bool mamba2 = model->config().is_mamba2();
-  EXPECT_EQ(kept, 2 * (mamba2 ? 6 : 5) + 1);
+  EXPECT_EQ(kept, 2 * (dart ? 7 : mamba2 ? 6 : 5) + 1);
   EXPECT_GE(scaled, mamba2 ? 8 : 10);
 }
 

@@ -10,10 +10,11 @@ namespace ebb::testing {
 inline std::unique_ptr<LanguageModel> small_model(uint64_t seed = 1,
                                                   const std::string& type = "gated_deltanet") {
   ModelConfig config;
-  if (type == "mamba2") {
-    config = preset("mamba2-100m");
+  if (type == "mamba2" || type == "dart") {
+    config = preset(type + "-100m");
     config.expand = 1;
     config.state_size = 24;
+    config.sma_chunk = 8;
   }
   config.vocab_size = 300;
   config.hidden_size = 32;
@@ -23,6 +24,9 @@ inline std::unique_ptr<LanguageModel> small_model(uint64_t seed = 1,
   config.initializer_range = 0.3;  // far from ties
   auto model = make_model(config);
   init_weights(*model, seed);
+  if (type == "dart")  // its gates, which begin closed
+    for (const NamedParameter& p : model->named_parameters())
+      if (p.name.ends_with("g_proj.weight")) init_normal(p, seed, 0.3);
   return model;
 }
 
