@@ -1,5 +1,5 @@
-// The tensor-core kernels of gated linear attention in bf16, for chunks of 64 tokens, K <= 128 and
-// V <= 64, both multiples of 8, and runs that are multiples of 64: linear_attention_fast_fwd.cu
+// The tensor-core kernels of gated linear attention in bf16, for chunks of 64 tokens, K <= 128,
+// both head sizes multiples of 8, and runs that are multiples of 64: linear_attention_fast_fwd.cu
 // (gates, the scan with the read-out, contributions), linear_attention_reverse.cu (the scans that
 // only carry the state), linear_attention_fast_bwd.cu (the gradients of every chunk).
 // States lie transposed, [chunks,H,V,K], as in cuda/delta_fast.cuh, whose gates (beta: the weights)

@@ -65,21 +65,6 @@ struct ReadShared {
   uint64_t arrived[kStages];
 };
 
-// The three roles need different numbers of registers; 65,536 in all. Called by all four warps of a
-// group.
-template <int COUNT>
-__device__ __forceinline__ void take_registers() {
-#if EBB_WGMMA
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-#endif
-}
-template <int COUNT>
-__device__ __forceinline__ void give_registers() {
-#if EBB_WGMMA
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-#endif
-}
-
 // The first group of four warps, 16 columns of V each; the state Sᵀ [V,K] in registers. Per chunk
 // 1 q S; S out meanwhile. 2 S = γ_n S + kᵀ (τ w v). 3 o = scale γ q S + P v.
 template <int SLABS>
@@ -227,15 +212,15 @@ __global__ void __launch_bounds__(kReadThreads, 1)
   Arrivals arrivals;
   if (threadIdx.x < 128) {
     take_registers<240>();
-    each_attention_item(
+    each_attention_item<kReadThreads>(
         p, cut, [&](const AttentionItem& item) { read_out<SLABS>(p, item, cut, s, arrivals, ht); });
   } else if (threadIdx.x < 256) {
     give_registers<152>();
-    each_attention_item(
+    each_attention_item<kReadThreads>(
         p, cut, [&](const AttentionItem& item) { write_scores<SLABS>(p, item, s, arrivals); });
   } else {
     give_registers<112>();
-    each_attention_item(p, cut, [&](const AttentionItem& item) {
+    each_attention_item<kReadThreads>(p, cut, [&](const AttentionItem& item) {
       if (threadIdx.x < 256 + kScanFetchThreads)
         fetch_steps<256, false, false, SLABS>(p, item, sources, s);
       else
@@ -343,8 +328,8 @@ bool fast_attention(const LinearAttentionProblem& p) {
   };
   return p.v.dtype() == DType::bf16 && shared_fits(p.v.device()) && p.chunk >= kChunk &&
          p.memory_chunk % kChunk == 0 && p.key_dim() <= 128 && p.key_dim() % 8 == 0 &&
-         p.value_dim() <= 64 && p.value_dim() % 8 == 0 && aligned(p.q) && aligned(p.k) &&
-         aligned(p.v) && p.batch() * p.time() < (int64_t(1) << 31);  // rows of a tensor map
+         p.value_dim() % 8 == 0 && aligned(p.q) && aligned(p.k) && aligned(p.v) &&
+         p.batch() * p.time() < (int64_t(1) << 31);  // rows of a tensor map
 }
 
 FastAttention make_fast_attention(const LinearAttentionProblem& problem, const Cut& cut,

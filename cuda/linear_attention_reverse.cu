@@ -143,11 +143,11 @@ __global__ void __launch_bounds__(kCarryThreads, 1)
   open_stages(s.arrived);
   if (threadIdx.x < 128) {
     Arrivals arrivals;
-    each_attention_item(p, cut, [&](const AttentionItem& item) {
+    each_attention_item<kCarryThreads>(p, cut, [&](const AttentionItem& item) {
       carry_state<SLABS, C>(p, item, cut, s, arrivals, given, last);
     });
   } else {
-    each_attention_item(p, cut, [&](const AttentionItem& item) {
+    each_attention_item<kCarryThreads>(p, cut, [&](const AttentionItem& item) {
       if (threadIdx.x < 128 + kScanFetchThreads)
         fetch_steps<128, C != Carry::forward_ends, kRuns, SLABS>(p, item, sources, s);
       else if (!is_ends(C))

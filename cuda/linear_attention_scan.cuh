@@ -24,6 +24,21 @@ inline constexpr int kScanFetchThreads = 64, kScanStoreThreads = 64;
 enum ScanBarrier { kStageDone = 1, kScoresReady = 7, kScoresFree = 9, kStateReady = 11 };
 enum { kStateFree = 12, kOutReady = 13, kOutFree = 14 };  // of the scan with the read-out
 
+// Roles need different numbers of registers, of 65,536 in all. Called by all four warps of a
+// group.
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+#if EBB_WGMMA
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+#if EBB_WGMMA
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#endif
+}
+
 // Tiles of bf16 [heads, rows, columns], the columns next to each other.
 struct TileSource {
   CUtensorMap map;
@@ -132,13 +147,13 @@ struct AttentionItem {
 
 // A block's items one after the other. Each role is a loop of its own, or the compiler would not
 // see which of them has the registers.
-template <class F>
+template <int THREADS, class F>
 __device__ __forceinline__ void each_attention_item(const FastAttention& p,
                                                     const AttentionSegments& cut, F&& f) {
   const int64_t items = AttentionItem::count(p, cut);
   for (int64_t at = blockIdx.x; at < items; at += gridDim.x) {
     f(AttentionItem(p, cut, at));
-    asm volatile("bar.sync 0;" ::: "memory");
+    barrier_wait<THREADS>(0);
   }
 }
 
