@@ -39,54 +39,52 @@ __device__ __forceinline__ float2 gates(const Step<T>& p, int64_t row, int h, in
 }
 
 // Item (sequence, head, COLS·N columns of V), block 256: a thread owns N neighbouring columns and
-// every R-th row, R = 256/COLS. 1 S = e^g S + w k vᵀ, read and written once, ROWS rows at a time.
-// 2 o = scale Sᵀ q + skip v, summed over the threads of a column in order.
-template <class T, int COLS, int N>
-__global__ void __launch_bounds__(kThreads) step_kernel(Step<T> p) {
-  constexpr int kGroups = kThreads / COLS, kRows = 4;
+// every R-th row, R = 256/COLS, ROWS of them. 1 read S, before anything else is waited for. 2 S =
+// e^g S + w k vᵀ, written. 3 o = scale Sᵀ q + skip v, summed over the threads of a column in order.
+template <class T, int COLS, int N, int ROWS>
+__global__ void __launch_bounds__(kThreads, ROWS <= 8 ? 4 : 2) step_kernel(Step<T> p) {
+  constexpr int kGroups = kThreads / COLS;
   __shared__ float s_k[256], s_q[256], s_sum[kGroups][COLS * N];
   const int x = int(threadIdx.x) % COLS, y = int(threadIdx.x) / COLS;
   const int64_t tiles = (p.value_dim + COLS * N - 1) / (COLS * N);
   for (int64_t item = blockIdx.x; item < p.batch * p.heads * tiles; item += gridDim.x) {
     const int64_t row = item / tiles, n = row / p.heads;  // of all sequences
     const int h = int(row % p.heads);
-    const int64_t key = (n * p.groups + h / (p.heads / p.groups)) * p.key_dim;
     const int column = int(item % tiles) * COLS * N + x * N;
     const bool inside = column < p.value_dim;
+    float* state = p.state + (row * p.key_dim + y) * p.value_dim + column;
+    const int64_t step = int64_t(kGroups) * p.value_dim;
+    Pack<float, N> r_s[ROWS];  // 1
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      r_s[i] = {};
+      if (inside && y + i * kGroups < p.key_dim) r_s[i] = load_raw<float, N>(state + step * i);
+    }
+    const int64_t key = (n * p.groups + h / (p.heads / p.groups)) * p.key_dim;
     if (int(threadIdx.x) < p.key_dim) {
       s_k[threadIdx.x] = to_float(p.k[key + threadIdx.x]);
       s_q[threadIdx.x] = to_float(p.q[key + threadIdx.x]);
     }
-    __syncthreads();
     const float2 gate = gates(p, row, h, n);
-    float r_v[N], r_u[N], r_o[N] = {};
+    float r_u[N], r_o[N] = {};
 #pragma unroll
-    for (int j = 0; j < N; ++j) {
-      r_v[j] = inside ? to_float(p.v[row * p.value_dim + column + j]) : 0.f;
-      r_u[j] = gate.y * r_v[j];
-    }
-    float* state = p.state + row * p.key_dim * p.value_dim + column;
-    if (inside)
-      for (int first = y; first < p.key_dim; first += kGroups * kRows) {  // 1
-        float r_s[kRows][N];
+    for (int j = 0; j < N; ++j)
+      r_u[j] = inside ? gate.y * to_float(p.v[row * p.value_dim + column + j]) : 0.f;
+    __syncthreads();
 #pragma unroll
-        for (int i = 0; i < kRows; ++i)
-          if (first + i * kGroups < p.key_dim)
-            load_pack(r_s[i], state + int64_t(first + i * kGroups) * p.value_dim);
+    for (int i = 0; i < ROWS; ++i) {  // 2
+      const int r = y + i * kGroups;
+      if (!inside || r >= p.key_dim) break;
+      float next[N];
 #pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          const int r = first + i * kGroups;
-          if (r >= p.key_dim) break;
-#pragma unroll
-          for (int j = 0; j < N; ++j) {
-            r_s[i][j] = gate.x * r_s[i][j] + s_k[r] * r_u[j];
-            r_o[j] += s_q[r] * r_s[i][j];
-          }
-          store_pack(state + int64_t(r) * p.value_dim, r_s[i]);
-        }
+      for (int j = 0; j < N; ++j) {
+        next[j] = gate.x * r_s[i].v[j] + s_k[r] * r_u[j];
+        r_o[j] += s_q[r] * next[j];
       }
+      store_pack(state + step * i, next);
+    }
 #pragma unroll
-    for (int j = 0; j < N; ++j) s_sum[y][x * N + j] = r_o[j];  // 2
+    for (int j = 0; j < N; ++j) s_sum[y][x * N + j] = r_o[j];  // 3
     __syncthreads();
     const int c = int(threadIdx.x);
     const int out = int(item % tiles) * COLS * N + c;
@@ -102,15 +100,28 @@ __global__ void __launch_bounds__(kThreads) step_kernel(Step<T> p) {
   }
 }
 
+// f<ROWS>(): rows of a thread where 16 share a column.
+template <class F>
+void visit_rows(int key_dim, F&& f) {
+  if (key_dim <= 64)
+    f.template operator()<4>();
+  else if (key_dim <= 128)
+    f.template operator()<8>();
+  else
+    f.template operator()<16>();
+}
+
 template <class T>
 void launch(const Step<T>& p, cudaStream_t stream) {
   const bool wide = p.value_dim % 4 == 0 && reinterpret_cast<uintptr_t>(p.state) % 16 == 0;
   const int64_t tiles = wide ? ceil_div(p.value_dim, 64) : ceil_div(p.value_dim, 16);
   const int64_t blocks = std::min(p.batch * p.heads * tiles, (int64_t(1) << 31) - 1);
-  if (wide)
-    step_kernel<T, 16, 4><<<unsigned(blocks), kThreads, 0, stream>>>(p);
-  else
-    step_kernel<T, 16, 1><<<unsigned(blocks), kThreads, 0, stream>>>(p);
+  visit_rows(p.key_dim, [&]<int ROWS>() {
+    if (wide)
+      step_kernel<T, 16, 4, ROWS><<<unsigned(blocks), kThreads, 0, stream>>>(p);
+    else
+      step_kernel<T, 16, 1, ROWS><<<unsigned(blocks), kThreads, 0, stream>>>(p);
+  });
   check_launch();
 }
 

@@ -249,6 +249,16 @@ std::vector<BenchRow> recurrence_bench_rows() {
              {.batch = 8, .time = 4096, .groups = 6, .heads = 6, .key_dim = 64, .value_dim = 128});
        },
        Where::cuda},
+      {"gated_linear_attention", "B8 T4096 H16 K128 V64",
+       [](DType t) {
+         return linear_attention_case(t, {.batch = 8,
+                                          .time = 4096,
+                                          .groups = 16,
+                                          .heads = 16,
+                                          .key_dim = 128,
+                                          .value_dim = 64});
+       },
+       Where::cuda},
       {"ssd", "B8 T4096 H16 P64 N128",
        [](DType t) { return ssd_case(t, mamba2_size(8, 4096, 16)); }, Where::cuda},
       {"ssd", "B2 T8192 H64 P64 N128",
