@@ -110,4 +110,10 @@ Attention<device_t<T>> make_attention(const LinearAttentionProblem& p, const Cut
                                       const LinearAttentionSaved& saved, const Tensor& run_before);
 Tensor run_offsets(const LinearAttentionProblem& p, const Cut& cut);
 
+// In how many parts the heads of a group are dealt to blocks: as few as give every multiprocessor
+// of a large GPU something to do.
+int parts_of(int64_t blocks, int64_t heads_per_group);
+// out[h] = Σ over the chunks of partial [chunks,H], in order.
+void sum_chunks(const Tensor& partial, const Tensor& out);
+
 }  // namespace ebb::gpu::linear_attention

@@ -1,7 +1,8 @@
 // The tensor-core kernels of gated linear attention in bf16, for chunks of 64 tokens, K <= 128,
 // both head sizes multiples of 8, and runs that are multiples of 64: linear_attention_fast_fwd.cu
-// (gates, the scan with the read-out, contributions), linear_attention_reverse.cu (the scans that
-// only carry the state), linear_attention_fast_bwd.cu (the gradients of every chunk).
+// (gates, the scan with the read-out), linear_attention_reverse.cu (the scans that only carry the
+// state), linear_attention_gradients.cu (every chunk), linear_attention_fast_bwd.cu (backward as a
+// whole).
 // States lie transposed, [chunks,H,V,K], as in cuda/delta_fast.cuh, whose gates (beta: the weights)
 // and fragments these are.
 #pragma once
@@ -91,11 +92,5 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& p, const T
 void fast_attention_bwd(const LinearAttentionProblem& p, const LinearAttentionSaved& saved,
                         const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions,
                         const LinearAttentionGradients& grads);
-
-// In how many parts the heads of a group are dealt to blocks: as few as give every multiprocessor
-// of a large GPU something to do.
-int parts_of(int64_t blocks, int64_t heads_per_group);
-// out[h] = Σ over the chunks of partial [chunks,H], in order.
-void sum_chunks(const Tensor& partial, const Tensor& out);
 
 }  // namespace ebb::gpu::linear_attention

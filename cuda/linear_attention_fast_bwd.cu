@@ -9,21 +9,50 @@ constexpr int kThreads = 256;
 
 // Block (run, head): e^{Σ g of the run} <S before it, dcontribution>. It is what <S,D+E> holds too
 // much at each of the run's chunks, where only <S,D> and what the run itself has written may count.
+// The states lie the other way round: a tile of them is turned in shared memory.
 __global__ void __launch_bounds__(kThreads) run_product_kernel(AttentionBackward p) {
+  constexpr int kRow = 64 + 2;
+  __shared__ bf16_t s_state[128 * kRow];  // [K,64 columns of V]
   __shared__ float s_scratch[32];
-  const int size = p.key_dim * p.value_dim;
+  const int size = p.key_dim * p.value_dim, pairs = p.key_dim / 2;
   for (int64_t item = blockIdx.x; item < p.chunks / p.pieces * p.value_heads; item += gridDim.x) {
     const int h = int(item % p.value_heads);
     const int64_t first = item / p.value_heads * p.pieces;
     const bf16_t *state = p.states + p.state_at(first, h), *run = p.dcontributions + item * size;
     float sum = 0;
-    for (int i = int(threadIdx.x); i < size; i += kThreads)
-      sum += to_float(state[i]) * to_float(run[i % p.key_dim * p.value_dim + i / p.key_dim]);
+    for (int v0 = 0; v0 < p.value_dim; v0 += 64) {
+      const int cols = min(64, p.value_dim - v0);
+      for (int i = int(threadIdx.x); i < cols * pairs; i += kThreads) {
+        const int v = i / pairs, k = i % pairs * 2;
+        bf16_t x[2];
+        *reinterpret_cast<unsigned*>(x) =
+            *reinterpret_cast<const unsigned*>(state + int64_t(v0 + v) * p.key_dim + k);
+        s_state[k * kRow + v] = x[0], s_state[(k + 1) * kRow + v] = x[1];
+      }
+      __syncthreads();
+      for (int i = int(threadIdx.x); i < p.key_dim * cols; i += kThreads) {
+        const int k = i / cols, v = i % cols;
+        sum += to_float(s_state[k * kRow + v]) * to_float(run[int64_t(k) * p.value_dim + v0 + v]);
+      }
+      __syncthreads();
+    }
     sum = block_sum(sum, s_scratch);
     for (int i = 0; i < p.pieces; ++i) sum *= p.gates_of(first + i, h).total[0];
     if (threadIdx.x == 0) p.through_run[item] = sum;
     __syncthreads();
   }
+}
+
+// In how many parts the heads of a group are dealt to the blocks that walk through items: as few as
+// leave no multiprocessor idle for long.
+int parts_of_heads(int64_t items, int64_t heads_per_group, int64_t processors) {
+  for (int64_t parts = 1; parts < heads_per_group; ++parts) {
+    const int64_t blocks = items * parts;
+    if (heads_per_group % parts == 0 &&
+        double(blocks) >= 0.85 * double(ceil_div(blocks, processors) * processors))
+      return int(parts);
+  }
+  return int(heads_per_group);
 }
 
 }  // namespace
@@ -39,7 +68,7 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
   const int64_t h = problem.heads(), groups = problem.groups(), k = problem.key_dim();
   const int64_t v = problem.value_dim(), tokens = problem.batch() * problem.time();
   const Cut cut(problem);
-  const int parts = parts_of(cut.chunks * groups, h / groups);
+  const int parts = parts_of_heads(cut.chunks * groups, h / groups, multiprocessors(device));
   const Tensor dstates = Tensor::empty_like(saved.states);
   const auto terms = [&](const Tensor& grad) {
     return grad && parts > 1 ? Tensor::empty({tokens, groups * parts, k}, DType::f32, device)

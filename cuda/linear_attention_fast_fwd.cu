@@ -61,7 +61,7 @@ struct ReadShared {
   ScanStage<SLABS, 2> stage[kStages];  // keys: q, k
   SwizzledTile scores[2], out;         // P, o
   SwizzledTile states[SLABS];          // [V,K]
-  FastGates gates[kStages];
+  alignas(16) FastGates gates[kStages];
   uint64_t arrived[kStages];
 };
 
@@ -229,86 +229,6 @@ __global__ void __launch_bounds__(kReadThreads, 1)
   }
 }
 
-// ---- contributions ----
-
-constexpr int kRunThreads = 128;
-
-template <int SLABS>
-struct RunStage {
-  SwizzledTile k[SLABS], v;
-  FastGates gates;
-};
-template <int SLABS>
-struct RunShared {
-  RunStage<SLABS> stage[2];
-  SwizzledTile out[SLABS];  // [K,V]
-};
-
-// Block (run, head, 64 columns of V): what the run's chunks write, in order, as if it began with an
-// empty state.
-template <int SLABS>
-__global__ void __launch_bounds__(kRunThreads) run_kernel(FastAttention p, bf16_t* contributions) {
-  auto& s = swizzled_shared<RunShared<SLABS>>();
-  const Lane l;
-  const int warp = int(threadIdx.x) >> 5;
-  const TileMover<kRunThreads> mover{int(threadIdx.x)};
-  const int tiles = AttentionItem::tile_count(p);
-  for (int64_t item = blockIdx.x; item < p.chunks / p.pieces * p.value_heads * tiles;
-       item += gridDim.x) {
-    const int v0 = int(item % tiles) * kFastTile, h = int(item / tiles % p.value_heads);
-    const int64_t run = item / tiles / p.value_heads, first = run * p.pieces;
-    const auto fetch = [&](int i) {
-      RunStage<SLABS>& to = s.stage[i & 1];
-      const Span span = chunk_span(p, first + i);
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j)
-        mover.fetch(to.k[j], p.k_row(span.first, h) + 64 * j, p.k_step, span.rows,
-                    p.key_dim - 64 * j);
-      mover.fetch(to.v, p.v_row(span.first, h) + v0, p.v_step, span.rows, p.value_dim - v0);
-      mover.fetch_gates(to.gates, p.gates_of(first + i, h));
-    };
-    float state[SLABS][8][4];
-#pragma unroll
-    for (int n = 0; n < 8 * SLABS; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) state[n / 8][n % 8][e] = 0.f;
-    fetch(0);
-    for (int i = 0; i < p.pieces; ++i) {
-      wait_copies();
-      publish_tiles();
-      __syncthreads();
-      if (i + 1 < p.pieces) fetch(i + 1);
-      const RunStage<SLABS>& now = s.stage[i & 1];
-      unsigned v[4][4], kept[4][4];
-      load_values(v, now.v, warp, l);
-      scale_left(kept, v, l, [&](int t) {
-        const float2 tail = pair(now.gates.tail, t), weight = pair(now.gates.beta, t);
-        return float2{tail.x * weight.x, tail.y * weight.y};
-      });
-      scale_state<SLABS>(state, now.gates.total[0]);
-      warpgroup_begin();
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], kept, now.k[j]);
-      warpgroup_commit();
-      warpgroup_wait<0>();
-      settle_state<SLABS>(state);
-    }
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j) {
-      unsigned a[4][4];
-      values_as_left(a, state[j]);
-      put_values(s.out[j], a, warp);
-    }
-    __syncthreads();
-    bf16_t* to = contributions + p.state_at(run, h) + v0;
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j)
-      mover.store(to + int64_t(64 * j) * p.value_dim, p.value_dim, s.out[j], p.key_dim - 64 * j,
-                  p.value_dim - v0);
-    __syncthreads();
-  }
-}
-
 // Whether a block may have the shared memory of these kernels.
 bool shared_fits(Device device) {
   int bytes = 0;
@@ -362,18 +282,14 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, c
                               token_source(p, p.k, k, groups, p.k_step, device)};
   const TileSource values = token_source(p, p.v, v, h, p.v_step, device);
   const ScanSources<2> sources{{keys[0], keys[1]}, values, {}, can_map({keys[0], keys[1], values})};
-  if (segments.count > 1)
-    begin_segments(p, segments, {{keys[1]}, values, {}, sources.mapped}, p.h0, false, stream);
+  const ScanSources<1> written{{keys[1]}, values, {}, sources.mapped};
+  if (segments.count > 1) begin_segments(p, segments, written, p.h0, false, stream);
   visit_fast_slabs(k, [&]<int SLABS>() {
     launch_fast<ReadShared<SLABS>>(read_kernel<SLABS>, kReadThreads,
                                    grid_of(AttentionItem::count(p, segments)), stream, p, segments,
                                    sources, ptr<bf16>(o), ptr<float>(ht));
-    if (contributions)
-      launch_fast<RunShared<SLABS>>(
-          run_kernel<SLABS>, kRunThreads,
-          grid_of(cut.chunks / cut.pieces * h * AttentionItem::tile_count(p)), stream, p,
-          ptr<bf16>(contributions));
   });
+  if (contributions) write_contributions(p, segments, written, ptr<bf16>(contributions), stream);
   return saved;
 }
 

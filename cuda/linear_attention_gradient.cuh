@@ -61,7 +61,7 @@ struct GradientShared : std::conditional_t<OWN, NoTiles, KeyTiles<SLABS>> {
   SwizzledTile scores[2], z[2];                                // by head: P w + skip, Z
   SwizzledTile keys_out;                                       // dv, then dk
   std::conditional_t<OWN, SwizzledTile, NoTiles> queries_out;  // dq
-  FastGates gates[kStages];
+  alignas(16) FastGates gates[kStages];
   HeadSums sums[2];
   uint64_t arrived[kStages], keys_arrived[1];
 

@@ -13,7 +13,7 @@ struct CarryShared {
   static constexpr int kStages = SLABS == 1 || !RUN ? 6 : 4;
   ScanStage<SLABS, 1, RUN> stage[kStages];
   SwizzledTile states[2][SLABS];  // [V,K]
-  FastGates gates[kStages];
+  alignas(16) FastGates gates[kStages];
   uint64_t arrived[kStages];
 };
 
@@ -38,13 +38,23 @@ enum class Carry {
   forward_ends,  // S from zero, nothing written but what it ends with
   reverse_ends,  // D from zero, the same
   reverse,       // D, written before each chunk is added
-  reverse_runs   // the same with the gradients of contributions
+  reverse_runs,  // the same with the gradients of contributions
+  contributions  // S from zero in each run, written at its end
 };
 constexpr bool is_ends(Carry c) { return c == Carry::forward_ends || c == Carry::reverse_ends; }
+constexpr bool is_reverse(Carry c) { return c != Carry::forward_ends && c != Carry::contributions; }
+
+template <int SLABS>
+__device__ __forceinline__ void clear_state(float (&state)[SLABS][8][4]) {
+#pragma unroll
+  for (int n = 0; n < 8 * SLABS; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) state[n / 8][n % 8][e] = 0.f;
+}
 
 // The multiplying warps, 16 columns of V each, state transposed in registers. Per chunk, in
 // reverse: 1 D+E out, where E is the gradient of the run's contribution times the decay up to the
-// run's end. 2 D = γ_n D + qᵀ (scale γ dO). Forward: S = γ_n S + kᵀ (τ w v).
+// run's end. 2 D = γ_n D + qᵀ (scale γ dO). Forward: S = γ_n S + kᵀ (τ w v); out at a run's end.
 template <int SLABS, Carry C>
 __device__ __forceinline__ void carry_state(const FastAttention& p, const AttentionItem& item,
                                             const AttentionSegments& cut,
@@ -55,7 +65,7 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4] = {};
-  if (!is_ends(C)) read_begin<SLABS>(state, p, item, cut, given, warp, l);
+  if (C == Carry::reverse || kRuns) read_begin<SLABS>(state, p, item, cut, given, warp, l);
   unsigned run[kRuns ? SLABS : 1][4][4];  // as left operands
   float decay = 1, through = 1;
   Turn turn;
@@ -64,7 +74,7 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
     const auto& now = s.stage[turn.at];
     const FastGates& gates = s.gates[turn.at];
     unsigned x[4][4], scaled[4][4];
-    if constexpr (!is_ends(C)) {  // 1
+    if constexpr (C == Carry::reverse || kRuns) {  // 1
       unsigned a[4 * SLABS][4];
       state_as_left<SLABS>(a, state);
       if constexpr (kRuns) {
@@ -82,7 +92,7 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
     }
     load_values(x, now.v, warp, l);  // 2
     scale_left(scaled, x, l, [&](int t) {
-      if (C == Carry::forward_ends) {
+      if (!is_reverse(C)) {
         const float2 tail = pair(gates.tail, t), weight = pair(gates.beta, t);
         return float2{tail.x * weight.x, tail.y * weight.y};
       }
@@ -90,6 +100,7 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
       return float2{p.scale * gamma.x, p.scale * gamma.y};
     });
     through *= gates.total[0];
+    if (C == Carry::contributions && step % p.pieces == 0) clear_state<SLABS>(state);
     scale_state<SLABS>(state, gates.total[0]);
     warpgroup_begin();
 #pragma unroll
@@ -98,6 +109,18 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
     warpgroup_wait<0>();
     settle_state<SLABS>(state);
     barrier_arrive<128 + kScanFetchThreads>(kStageDone + turn.at);
+    if constexpr (C == Carry::contributions) {
+      if ((step + 1) % p.pieces == 0 || step + 1 == item.steps) {
+        const int run = step / p.pieces;
+        if (run >= 2) barrier_wait<kStored>(kStateFree + 2 * (run & 1));
+#pragma unroll
+        for (int j = 0; j < SLABS; ++j) {
+          values_as_left(x, state[j]);
+          put_values(s.states[run & 1][j], x, warp);
+        }
+        barrier_arrive<kStored>(kStateReady + 2 * (run & 1));
+      }
+    }
     turn.next<CarryShared<SLABS, kRuns>::kStages>();
   }
   if constexpr (is_ends(C)) {
@@ -108,7 +131,7 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
       const float(&y)[4] = state[n / 8][n % 8];
       if (inside) *reinterpret_cast<float2*>(to + i) = {y[2 * half], y[2 * half + 1]};
     });
-  } else if (last && item.segment == 0) {
+  } else if (is_reverse(C) && last && item.segment == 0) {
     write_transposed<SLABS>(last + item.state_at(p), state, p.key_dim, p.value_dim,
                             item.v0 + 16 * warp, l);
   }
@@ -131,6 +154,25 @@ __device__ __forceinline__ void store_states(const FastAttention& p, const Atten
   }
 }
 
+// The runs of an item, as [K,V].
+template <int SLABS>
+__device__ __forceinline__ void store_runs(const FastAttention& p, const AttentionItem& item,
+                                           CarryShared<SLABS, false>& s, bf16_t* contributions) {
+  constexpr int kStored = 128 + kScanStoreThreads;
+  const TileMover<kScanStoreThreads> mover(int(threadIdx.x) % kScanStoreThreads);
+  const int64_t first = (item.first_chunk + item.first) / p.pieces;
+  const int runs = (item.steps + p.pieces - 1) / p.pieces;
+  for (int run = 0; run < runs; ++run) {
+    bf16_t* to = contributions + p.state_at(first + run, item.h) + item.v0;
+    barrier_wait<kStored>(kStateReady + 2 * (run & 1));
+#pragma unroll
+    for (int j = 0; j < SLABS; ++j)
+      mover.store(to + int64_t(64 * j) * p.value_dim, p.value_dim, s.states[run & 1][j],
+                  p.key_dim - 64 * j, p.value_dim - item.v0);
+    if (run + 2 < runs) barrier_arrive<kStored>(kStateFree + 2 * (run & 1));
+  }
+}
+
 // Block (sequence, segment, head, 64 columns of V). given, last: f32 [N,H,K,V] before the first
 // chunk of the scan, and after its last; either may be null.
 template <int SLABS, Carry C>
@@ -149,8 +191,10 @@ __global__ void __launch_bounds__(kCarryThreads, 1)
   } else {
     each_attention_item<kCarryThreads>(p, cut, [&](const AttentionItem& item) {
       if (threadIdx.x < 128 + kScanFetchThreads)
-        fetch_steps<128, C != Carry::forward_ends, kRuns, SLABS>(p, item, sources, s);
-      else if (!is_ends(C))
+        fetch_steps<128, is_reverse(C), kRuns, SLABS>(p, item, sources, s);
+      else if constexpr (C == Carry::contributions)
+        store_runs<SLABS>(p, item, s, states);
+      else if constexpr (!is_ends(C))
         store_states<SLABS, kRuns>(p, item, s, states);
     });
   }
@@ -223,6 +267,12 @@ void begin_segments(const FastAttention& p, const AttentionSegments& cut,
   chain_kernel<<<unsigned(std::min<int64_t>(ceil_div(elements, 256), 65536)), 256, 0, stream>>>(
       p, cut, given, reverse);
   check_launch();
+}
+
+void write_contributions(const FastAttention& p, const AttentionSegments& cut,
+                         const ScanSources<1>& sources, bf16_t* contributions,
+                         cudaStream_t stream) {
+  launch_carry<Carry::contributions>(p, cut, sources, nullptr, contributions, nullptr, stream);
 }
 
 void reverse_scan(const FastAttention& p, const AttentionSegments& cut,
