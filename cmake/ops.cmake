@@ -50,8 +50,9 @@ list(APPEND EBB_OP_EXTRA_SOURCES
   ops/state_memory_attention_cpu.cpp ops/state_memory_attention_cpu_bwd.cpp
   ops/state_memory_cache.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
-  cuda/state_memory_attention_bwd.cu cuda/state_memory_fast_fwd.cu
-  cuda/state_memory_fast_prepare.cu cuda/state_memory_step.cu)
+  cuda/state_memory_attention_bwd.cu cuda/state_memory_fast_bwd.cu
+  cuda/state_memory_fast_fwd.cu cuda/state_memory_fast_memories.cu
+  cuda/state_memory_fast_prepare.cu cuda/state_memory_fast_tokens.cu cuda/state_memory_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)

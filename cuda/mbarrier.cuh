@@ -2,6 +2,7 @@
 // warp that fetches feeds warps that multiply. One phase after the other; who waits names the
 // parity of the phase whose end it waits for.
 #pragma once
+#include "cuda/tensor_map.h"
 #include "cuda/warpgroup.cuh"
 
 namespace ebb::gpu {
@@ -41,6 +42,12 @@ struct Mbarrier {
   }
 };
 
+// A named barrier between `THREADS` threads of the block, all of which come here.
+template <int THREADS>
+__device__ __forceinline__ void meet(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
 // After init() and before the block's first barrier.
 __device__ __forceinline__ void publish_barriers() {
 #if EBB_WGMMA
@@ -49,14 +56,40 @@ __device__ __forceinline__ void publish_barriers() {
 #endif
 }
 
-// Up to three runs of bytes to shared memory, multiples of 16 and aligned to 16, by all lanes of
-// one warp; `arrived`, which counts one arrival, completes when all of them are there. On compute
-// capability 9.0 the copy engine does it.
+// A run of bytes to shared memory, a multiple of 16 and aligned to 16.
 struct Run {
   void* to;
   const void* from;
   int bytes;
 };
+#if EBB_WGMMA
+// By one thread: the arrival, and how many bytes complete the phase with it.
+__device__ __forceinline__ void arrive_expecting(Mbarrier& arrived, int bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&arrived.state)),
+      "r"(bytes)
+      : "memory");
+}
+__device__ __forceinline__ void fetch_run(const Run& run, Mbarrier& arrived) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(shared_address(run.to)),
+      "l"(__cvta_generic_to_global(run.from)), "r"(run.bytes), "r"(shared_address(&arrived.state))
+      : "memory");
+}
+// 64 rows and columns of a matrix.
+__device__ __forceinline__ void fetch_box(SwizzledTile& to, const CUtensorMap& map, int column,
+                                          int head, int64_t row, Mbarrier& arrived) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+      "[%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to.s)),
+      "l"(reinterpret_cast<uint64_t>(&map)), "r"(column), "r"(head), "r"(int(row)),
+      "r"(shared_address(&arrived.state))
+      : "memory");
+}
+#endif
+// Runs by all lanes of one warp; `arrived`, which counts one arrival, completes when they are
+// there. On compute capability 9.0 the copy engine does it.
 template <int N>
 __device__ __forceinline__ void fetch_runs(const Run (&runs)[N], Mbarrier& arrived) {
   const int lane = int(threadIdx.x) & 31;
@@ -65,18 +98,9 @@ __device__ __forceinline__ void fetch_runs(const Run (&runs)[N], Mbarrier& arriv
   int bytes = 0;
 #pragma unroll
   for (int i = 0; i < N; ++i) bytes += runs[i].bytes;
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&arrived.state)),
-      "r"(bytes)
-      : "memory");
+  arrive_expecting(arrived, bytes);
 #pragma unroll
-  for (int i = 0; i < N; ++i)
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(shared_address(runs[i].to)),
-        "l"(__cvta_generic_to_global(runs[i].from)), "r"(runs[i].bytes),
-        "r"(shared_address(&arrived.state))
-        : "memory");
+  for (int i = 0; i < N; ++i) fetch_run(runs[i], arrived);
 #else
 #pragma unroll
   for (int i = 0; i < N; ++i)

@@ -4,7 +4,7 @@
 // blocks.
 #include <numeric>
 
-#include "cuda/state_memory_attention.cuh"
+#include "cuda/state_memory_fast.cuh"
 
 namespace ebb::gpu::state_memory {
 namespace {
@@ -369,6 +369,7 @@ void state_memory_attention_bwd(const StateMemoryProblem& given, const Tensor& r
                                 const Tensor& d_o, const StateMemoryGradients& wanted) {
   using namespace state_memory;
   if (r.numel() == 0) return;
+  if (fast_path(given)) return fast_bwd(given, r, lse, d_o, wanted);
   const StateMemoryProblem problem = with_narrow_memories(given);
   StateMemoryGradients grads = wanted;
   const bool widen = wanted.dmemories && wanted.dmemories.dtype() != problem.q.dtype();

@@ -66,6 +66,7 @@ struct FastProblem {
   }
 };
 
+inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr int kTileTokens = 64;  // the unit of FastProblem::tiles
 
 // The last n with before[n] <= x.
@@ -81,7 +82,7 @@ __device__ __forceinline__ int64_t last_not_above(const int64_t* before, int64_t
 // Up to `rows` neighbouring tokens of one sequence, which starts with memory `memory`; the first of
 // them is its `at`-th token.
 struct TokenTile {
-  int64_t first = 0, memory = 0;
+  int64_t first = 0, memory = 0, number = 0;  // number: among tiles of 64, sequence by sequence
   int rows = 0, at = 0;
 
   // Memories that row r sees.
@@ -108,11 +109,13 @@ struct TokenTiles {
       const int64_t tile = p.tiles - 1 - index;
       n = last_not_above(p.tile_before, p.cursor.count, tile);
       i = tile - p.tile_before[n];
+      t.number = tile;
       if (i % PARTS) return t;
       i /= PARTS;
     } else {
       n = index % p.cursor.count;
       i = per_row - 1 - index / p.cursor.count;
+      t.number = n * p.tiles_per_row + i * PARTS;
     }
     SequenceCursor s = p.cursor;
     s.select(n);
@@ -254,6 +257,21 @@ __device__ __forceinline__ void row_dots(float (&dot)[2], const float (&x)[8][4]
     dot[r] = quad_sum(sum[0] + sum[1]);
   }
 }
+// The same with f16 pairs.
+__device__ __forceinline__ void half_row_dots(float (&dot)[2], const float (&x)[8][4],
+                                              const unsigned (&a)[4][4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sum[2] = {0.f, 0.f};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const float2 y = unpack_half(a[n / 2][2 * (n & 1) + r]);
+      sum[0] += x[n][2 * r] * y.x;
+      sum[1] += x[n][2 * r + 1] * y.y;
+    }
+    dot[r] = quad_sum(sum[0] + sum[1]);
+  }
+}
 
 // f.operator()<NT>(): tiles of 64 rows that hold N.
 template <class F>
@@ -277,6 +295,26 @@ void launch_persistent(void (*kernel)(P...), int threads, int64_t items, const T
   kernel<<<unsigned(blocks), unsigned(threads), sizeof(S), stream_of(on)>>>(arguments...);
   check_launch();
 }
+
+// What comes back from o, for the backward.
+struct FastUpstream {
+  const bf16_t* dy = {};                 // [tokens,H,P]
+  const float *lse = {}, *through = {};  // [tokens,H]; through = R·dy, so δ = gate·through
+};
+// Where the gradients of q̂, ê or c go before they are summed: f32 [tokens,of,parts,width]. A part
+// is what `heads_per_part` neighbouring heads have added. Null: not wanted.
+struct TokenParts {
+  float* out = {};
+  int of = 1, parts = 1, width = 0, heads_per_part = 1;
+};
+
+// dq̂, dê and dc in parts; a block goes through `heads_per_item` heads.
+void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
+                     const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
+                     const Tensor& on);
+// dΔ, f32 or bf16 [M,H,N,P].
+void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
+                      const FastUpstream& u, const Tensor& dmemories);
 
 // Whether these kernels take the problem.
 bool fast_path(const StateMemoryProblem& p);

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int kReaders = 8;  // warps, in two groups of 64 tokens each
 constexpr int kParts = kReaders / 4;
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kLn2 = 0.6931471805599453f;
 
 template <int NT>
 struct ForwardShared {

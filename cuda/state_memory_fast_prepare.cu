@@ -89,7 +89,8 @@ bool fast_path(const StateMemoryProblem& p) {
   bool pairs = true;
   for (const Tensor* t : {&p.q, &p.e, &p.c, &p.base}) pairs = pairs && aligned(*t, 4);
   return p.q.dtype() == DType::bf16 && n <= 128 && n % 8 == 0 && v <= 64 && v % 8 == 0 && pairs &&
-         longest < (int64_t(1) << 30) && delta::scans_fit(p.q.device());
+         longest < (int64_t(1) << 30) && p.batch() * p.time() < (int64_t(1) << 31) &&
+         delta::scans_fit(p.q.device());
 }
 
 FastView prepare(const StateMemoryProblem& problem) {

@@ -70,9 +70,35 @@ TEST_F(StateMemoryCuda, ShapesOfModels) {
 }
 
 TEST_F(StateMemoryCuda, ShapesOfAssociativeRecall) {
-  const Problem in = problem(4, 256, 2, 16, 64, 16, 5);
-  expect_parity(in, DType::f32, 2e-5, 2e-5, gpu_);
-  expect_parity(in, DType::bf16, 8e-3, 1.5e-2, gpu_);
+  for (const int64_t n : {16, 64}) {
+    const Problem in = problem(4, 256, 2, n, 64, 16, 5);
+    expect_parity(in, DType::f32, 2e-5, 2e-5, gpu_);
+    expect_parity(in, DType::bf16, 8e-3, 1.5e-2, gpu_);
+  }
+}
+
+// Contributions in f32 beside bf16, by the tensor-core kernels and, where P is odd, the others.
+TEST_F(StateMemoryCuda, WideContributions) {
+  for (const int64_t p : {64, 33}) {
+    const Problem in = problem(2, 300, 2, 32, p, 32, 6);
+    const auto results = [&](DType narrow, DType wide, Device device) {
+      const auto put = [&](const Tensor& t) { return t.to(DType::bf16).to(narrow, device); };
+      std::vector<Var> leaves;
+      for (const Tensor* t : {&in.q, &in.e, &in.c}) leaves.push_back(Var::leaf(put(*t)));
+      leaves.push_back(Var::leaf(in.memories.to(DType::f32).to(wide, device)));
+      const StateMemoryAttention r = state_memory_attention(leaves[0], leaves[1], leaves[2],
+                                                            leaves[3], in.chunk, {.scale = 0.05});
+      backward(sum(mul(r.o, Var(put(in.dy)))));
+      std::vector<Tensor> out{r.o.value().cpu(), r.lse.cpu()};
+      for (const Var& v : leaves) out.push_back(v.grad().cpu());
+      return out;
+    };
+    const std::vector<Tensor> got = results(DType::bf16, DType::f32, gpu_);
+    const std::vector<Tensor> want = results(DType::f64, DType::f64, Device::cpu());
+    EXPECT_EQ(got.back().dtype(), DType::f32);
+    for (size_t i = 0; i < got.size(); ++i)
+      EXPECT_LE(relative_error(got[i], want[i]), i < 2 ? 8e-3 : 1.5e-2) << p << " " << i;
+  }
 }
 
 // Decoding: rows at places of their own, on both devices.

@@ -1,0 +1,160 @@
+// State-memory attention on tensor cores, backward: R·dy, the gate's gradient, and the sums of the
+// parts in which the gradients of q̂, ê and c come (cuda/state_memory_fast.cuh).
+#include "cuda/state_memory_fast.cuh"
+
+namespace ebb::gpu::state_memory {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+
+// A warp per token: eight lanes per head, eight columns each.
+__global__ void __launch_bounds__(kThreads)
+    through_kernel(const float* r, const bf16_t* dy, int64_t tokens, int heads, int width,
+                   float* through) {
+  const int lane = int(threadIdx.x) & 31, column = lane % 8 * 8;
+  const int64_t warps = int64_t(gridDim.x) * kWarps;
+  for (int64_t t = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5); t < tokens; t += warps) {
+#pragma unroll 4
+    for (int first = 0; first < heads; first += 4) {
+      const int head = first + lane / 8;
+      float sum = 0;
+      if (head < heads && column < width) {
+        const int64_t at = (t * heads + head) * width + column;
+        float x[8], y[8];
+        load_pack<float, 8>(x, r + at);
+        load_pack<bf16_t, 8>(y, dy + at);
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
+      }
+#pragma unroll
+      for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+      if (column == 0 && head < heads) through[t * heads + head] = sum;
+    }
+  }
+}
+
+// dgate: the sum over the heads that share it, in order.
+__global__ void __launch_bounds__(kThreads)
+    gate_kernel(const float* through, int64_t count, int group, bf16_t* dgate) {
+  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count;
+       i += int64_t(gridDim.x) * kThreads) {
+    float sum = 0;
+    for (int h = 0; h < group; ++h) sum += through[i * group + h];
+    dgate[i] = from_float<bf16_t>(sum);
+  }
+}
+
+// A warp per row of `width` (at most 128): the sum d of its parts, in order; out = (d − x̂
+// mean(d∘x̂))/rms of the row x that was normalised, or d itself where x is null.
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(TokenParts d, int64_t rows, const bf16_t* x, float eps, bf16_t* out) {
+  const int lane = int(threadIdx.x) & 31, column = 4 * lane;
+  const int64_t warps = int64_t(gridDim.x) * kWarps;
+  const bool there = column < d.width;
+  for (int64_t row = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5); row < rows; row += warps) {
+    float sum[4] = {};
+    for (int part = 0; part < d.parts && there; ++part) {
+      float y[4];
+      load_pack<float, 4>(y, d.out + (row * d.parts + part) * d.width + column);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] += y[i];
+    }
+    if (x) {
+      float v[4] = {}, square = 0, dot = 0;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (there) v[i] = to_float(x[row * d.width + column + i]);
+        square += v[i] * v[i], dot += v[i] * sum[i];
+      }
+      const float inverse = 1.f / sqrtf(warp_sum(square) / float(d.width) + eps);
+      const float mean = warp_sum(dot) * inverse / float(d.width);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[i] = inverse * (sum[i] - v[i] * inverse * mean);
+    }
+    if (there)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[row * d.width + column + i] = from_float<bf16_t>(sum[i]);
+  }
+}
+
+unsigned blocks_for(int64_t rows, const Tensor& on) {
+  return unsigned(
+      std::min<int64_t>(ceil_div(rows, kWarps), int64_t(16) * multiprocessors(on.device())));
+}
+
+// As many heads per item as still leave every multiprocessor a few items, such that a block's heads
+// are whole groups of those that share a vector, or lie in one.
+int heads_per_item(const FastProblem& p, int64_t tiles, const Tensor& on) {
+  const int64_t enough = 3 * int64_t(multiprocessors(on.device()));
+  const auto fits = [&](int heads, int of) {
+    const int group = p.heads / of;
+    return group % heads == 0 || heads % group == 0;
+  };
+  for (int heads = p.heads; heads > 1; --heads)
+    if (p.heads % heads == 0 && fits(heads, p.q_heads) && fits(heads, p.e_heads) &&
+        fits(heads, p.c_heads) && tiles * (p.heads / heads) >= enough)
+      return heads;
+  return 1;
+}
+
+// The parts of one gradient, and their sum when they are there.
+struct Gradient {
+  Tensor space;
+  TokenParts parts;
+  int64_t rows = 0;
+
+  // extras: parts that every block has.
+  Gradient(const FastProblem& p, const Tensor& out, int64_t tokens, int of, int width, int heads,
+           int extras) {
+    if (!out) return;
+    const int group = p.heads / of;
+    rows = tokens * of;
+    parts.of = of, parts.width = width;
+    parts.heads_per_part = std::min(heads, group);
+    parts.parts = group / parts.heads_per_part * extras;
+    space = Tensor::empty({rows, parts.parts, width}, DType::f32, out.device());
+    parts.out = ptr<float>(space);
+  }
+  void finish(const FastProblem& p, const bf16_t* x, const Tensor& out) const {
+    if (!out) return;
+    sum_kernel<<<blocks_for(rows, out), kThreads, 0, stream_of(out)>>>(parts, rows, x, p.eps,
+                                                                       ptr<bf16>(out));
+    check_launch();
+  }
+};
+
+}  // namespace
+
+void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& lse,
+              const Tensor& upstream, const StateMemoryGradients& grads) {
+  const bool wide = reinterpret_cast<uintptr_t>(upstream.raw()) % 16 == 0;
+  const Tensor d_o = wide ? upstream : upstream.clone();
+  const FastView view = prepare(problem);
+  const FastProblem& p = view.p;
+  const int64_t tokens = problem.batch() * problem.time();
+  const Tensor through = Tensor::empty({tokens, p.heads}, DType::f32, r.device());
+  const FastUpstream u{ptr<bf16>(d_o), ptr<float>(lse), ptr<float>(through)};
+  through_kernel<<<blocks_for(tokens, r), kThreads, 0, stream_of(r)>>>(
+      ptr<float>(r), u.dy, tokens, p.heads, p.p, ptr<float>(through));
+  check_launch();
+  if (grads.dgate) {
+    const int64_t count = tokens * p.gate_heads;
+    gate_kernel<<<blocks_for(ceil_div(count, 32), r), kThreads, 0, stream_of(r)>>>(
+        u.through, count, p.heads / p.gate_heads, ptr<bf16>(grads.dgate));
+    check_launch();
+  }
+  if (grads.dq || grads.de || grads.dc) {
+    const int halves = p.n > 64 ? 2 : 1;
+    const int heads = heads_per_item(p, ceil_div(p.tiles * halves, 2), r);
+    const Gradient dq(p, grads.dq, tokens, p.q_heads, p.n, heads, 1);
+    const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, halves);
+    const Gradient dc(p, grads.dc, tokens, p.c_heads, p.n, heads, 1);
+    token_gradients(p, u, heads, dq.parts, de.parts, dc.parts, r);
+    dq.finish(p, p.normalize ? p.q : nullptr, grads.dq);
+    de.finish(p, p.normalize ? p.e : nullptr, grads.de);
+    dc.finish(p, nullptr, grads.dc);
+  }
+  if (grads.dmemories) memory_gradients(problem, p, u, grads.dmemories);
+}
+
+}  // namespace ebb::gpu::state_memory
