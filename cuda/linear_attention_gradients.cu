@@ -35,24 +35,18 @@ struct ScoreSide {
   GradientShared<SLABS, OWN>& s;
   const Lane l;
   const int warp = (int(threadIdx.x) >> 5) & 3, m0 = 16 * warp;
-  unsigned qk[4][4];  // as left operands
-  float factor[8][4], ds[8][4];
+  // q kᵀ stays in f32: dw and dg cancel in the gradients of SSD's steps.
+  float qk[8][4], factor[8][4], ds[8][4];
 
   __device__ __forceinline__ void key_products(const KeyTiles<SLABS>& keys) {
-    float x[8][4];
     warpgroup_begin();
-    multiply_tiles<true, Inner::last, Inner::last>(x, keys.q[0], keys.k[0], warp);
+    multiply_tiles<true, Inner::last, Inner::last>(qk, keys.q[0], keys.k[0], warp);
 #pragma unroll
     for (int j = 1; j < SLABS; ++j)
-      multiply_tiles<false, Inner::last, Inner::last>(x, keys.q[j], keys.k[j], warp);
+      multiply_tiles<false, Inner::last, Inner::last>(qk, keys.q[j], keys.k[j], warp);
     warpgroup_commit();
     warpgroup_wait<0>();
-    settle(x);
-    values_as_left(qk, x);
-  }
-  __device__ __forceinline__ float product(int n, int e) const {
-    const unsigned x = qk[n / 2][2 * (n & 1) + (e >> 1)];
-    return e & 1 ? high_half(x) : low_half(x);
+    settle(qk);
   }
   // scale·Γ, and P w + skip to memory.
   __device__ __forceinline__ void write_scores(const FastGates& gates, SwizzledTile& to,
@@ -72,7 +66,7 @@ struct ScoreSide {
         const float decay =
             exp2_fast((high[half] - (e & 1 ? h.y : h.x)) + (low[half] - (e & 1 ? d.y : d.x)));
         factor[n][e] = column <= row ? p.scale * decay : 0.f;
-        y[e] = factor[n][e] * product(n, e) * (e & 1 ? weight.y : weight.x);
+        y[e] = factor[n][e] * qk[n][e] * (e & 1 ? weight.y : weight.x);
         if (column == row) y[e] += skip;
       }
       a[n / 2][2 * (n & 1)] = pack_bf16(y[0], y[1]);
@@ -94,7 +88,7 @@ struct ScoreSide {
       for (int e = 0; e < 4; ++e) {
         const int half = e >> 1, row = m0 + l.g + 8 * half, column = c + (e & 1);
         const float w = e & 1 ? weight.y : weight.x, x = factor[n][e] * ds[n][e];
-        const float y = x * product(n, e), below = column < row ? y : 0.f;
+        const float y = x * qk[n][e], below = column < row ? y : 0.f;
         z[e] = w * x;
         rows[half] += w * below;
         columns[2 * n + (e & 1)] += below;
