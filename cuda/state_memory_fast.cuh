@@ -46,7 +46,9 @@ struct FastProblem {
   int64_t memories = 0;
   int64_t runs_per_row = 0;                           // dense
   const int64_t *run_before = {}, *tile_before = {};  // [sequences+1]; null: dense
-  int64_t tiles = 0, tiles_per_row = 0;               // of kTileTokens tokens
+  const int64_t* before = {};                         // as StateMemoryProblem; null: none
+  int64_t room = 0;
+  int64_t tiles = 0, tiles_per_row = 0;  // of kTileTokens tokens
   SequenceCursor cursor;
 
   __device__ __forceinline__ int shared_head(int head, int of) const { return head / (heads / of); }
@@ -80,7 +82,7 @@ __device__ __forceinline__ int64_t last_not_above(const int64_t* before, int64_t
 }
 
 // Up to `rows` neighbouring tokens of one sequence, which starts with memory `memory`; the first of
-// them is its `at`-th token.
+// them is its `at`-th token, those before these included.
 struct TokenTile {
   int64_t first = 0, memory = 0, number = 0;  // number: among tiles of 64, sequence by sequence
   int rows = 0, at = 0;
@@ -119,11 +121,11 @@ struct TokenTiles {
     }
     SequenceCursor s = p.cursor;
     s.select(n);
-    t.at = int(i) * 64 * PARTS;
-    t.first = s.begin + t.at;
+    t.first = s.begin + i * 64 * PARTS;
+    t.at = int(i) * 64 * PARTS + (p.before ? int(p.before[n]) : 0);
     const int64_t left = s.end - t.first;
     t.rows = int(left < 64 * PARTS ? left : 64 * PARTS);
-    t.memory = p.run_before ? p.run_before[n] : n * p.runs_per_row;
+    t.memory = p.before ? n * p.room : p.run_before ? p.run_before[n] : n * p.runs_per_row;
     return t;
   }
 };
@@ -320,7 +322,7 @@ void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
 bool fast_path(const StateMemoryProblem& p);
 // What the device needs of it, and what that points at.
 struct FastView {
-  Tensor records, run_before, tile_before;
+  Tensor records, run_before, tile_before, before;
   FastProblem p = {};
 };
 // With the records of all memories, made by a kernel.

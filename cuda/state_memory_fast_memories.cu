@@ -244,9 +244,10 @@ struct MemoryGradients {
     meet<kMultiplyThreads>(1);
   }
 
-  // 1 K' (or V) of all memories, and its row dots with e (or dy).
-  __device__ __forceinline__ void row_dots_of(const typename Shared::Stage& now, int seen,
-                                              Shared& s, const Lane& l) const {
+  // 1 K' (or V) of the first SEEN memories, and its row dots with e (or dy).
+  template <int SEEN>
+  __device__ __forceinline__ void row_dots_of(const typename Shared::Stage& now, Shared& s,
+                                              const Lane& l) const {
     const int m0 = 16 * warp;
     unsigned a[4 * NT][4], mate[4][4];
 #pragma unroll
@@ -258,8 +259,7 @@ struct MemoryGradients {
     for (int k = 0; k < 4; ++k)
       load_matrices(mate[k], other.at(m0 + l.low + 8 * l.odd, 16 * k + 8 * l.high));
 #pragma unroll
-    for (int j = 0; j < kMemories; ++j) {
-      if (j >= seen) break;
+    for (int j = 0; j < SEEN; ++j) {
       float x[8][4], dot[2];
       warpgroup_begin();
       multiply_half_columns<true>(x, a, s.memory[role][j][0]);
@@ -275,12 +275,16 @@ struct MemoryGradients {
     }
   }
   // 2 The factors of this group's rows.
+  template <int SEEN>
   __device__ __forceinline__ void make_factors(const FastProblem& p, const MemoryItem& item,
-                                               const typename Shared::Stage& now, int at, int seen,
+                                               const typename Shared::Stage& now, int at,
                                                Shared& s) const {
     const int r = thread & 63, visible = (at + r) / p.run;
     const float q = now.vectors[0].factor[r] * now.e.factor[r], c = now.vectors[1].factor[r];
-    for (int j = thread >> 6; j < seen; j += 2) {
+#pragma unroll
+    for (int i = 0; i < (SEEN + 1) / 2; ++i) {
+      const int j = (thread >> 6) + 2 * i;
+      if (j >= SEEN) break;
       const bool sees = at + r < item.length && item.index + j < visible;
       float factor = 0.f;
       if (sees) {
@@ -323,25 +327,21 @@ struct MemoryGradients {
       warpgroup_wait<1>();  // of the operands, registers hold two sets
     }
   }
-  // A tile of tokens, the first of which is the at-th of the sequence.
-  template <class F>
+  // A tile of tokens, the first of which is the at-th of the sequence, that sees SEEN memories or
+  // fewer. No branches: products that are under way must not meet any.
+  template <int SEEN, class F>
   __device__ __forceinline__ void take_in(const FastProblem& p, const MemoryItem& item, int at,
                                           const typename Shared::Stage& now, Shared& s,
                                           const Lane& l, F&& release) {
-    const int last = min(at + 64, item.length) - 1;
-    const int seen = min(item.count, last / p.run - item.index);
-    row_dots_of(now, seen, s, l);  // 1
+    row_dots_of<SEEN>(now, s, l);  // 1
     meet<kMultiplyThreads>(1);
-    make_factors(p, item, now, at, seen, s);  // 2
+    make_factors<SEEN>(p, item, now, at, s);  // 2
     meet<128>(2 + role);
 #pragma unroll
-    for (int j = 0; j < kMemories; ++j) {  // 3
-      if (j >= seen) break;
-      add(sum[j], now, s.factors[role][j], l);
-    }
+    for (int j = 0; j < SEEN; ++j) add(sum[j], now, s.factors[role][j], l);  // 3
     warpgroup_wait<0>();
 #pragma unroll
-    for (int j = 0; j < kMemories; ++j)
+    for (int j = 0; j < SEEN; ++j)
 #pragma unroll
       for (int t = 0; t < NT; ++t) settle(sum[j][t]);
     release();
@@ -436,7 +436,13 @@ __global__ void __launch_bounds__(kFedThreads, 1)
     work.open(p, item, s);
     for (int i = item.tiles_begin; i < item.tiles_end; ++i, place.next()) {
       place.wait_full(s.ring);
-      work.take_in(p, item, 64 * i, s.stage[place.at], s, l, [&] { place.release(s.ring); });
+      const auto release = [&] { place.release(s.ring); };
+      const int last = min(64 * i + 64, item.length) - 1, seen = last / p.run - item.index;
+      if (seen > Shared::kMemories / 2)
+        work.template take_in<Shared::kMemories>(p, item, 64 * i, s.stage[place.at], s, l, release);
+      else
+        work.template take_in<Shared::kMemories / 2>(p, item, 64 * i, s.stage[place.at], s, l,
+                                                     release);
     }
     work.close(p, item, s, out, l);
   });

@@ -85,7 +85,8 @@ bool aligned(const Tensor& t, uintptr_t bytes) {
 
 bool fast_path(const StateMemoryProblem& p) {
   const int64_t n = p.state_dim(), v = p.value_dim();
-  const int64_t longest = p.layout.is_packed() ? p.layout.max_length() : p.time();
+  int64_t longest = p.layout.is_packed() ? p.layout.max_length() : p.time();
+  if (!p.before.empty()) longest += *std::max_element(p.before.begin(), p.before.end());
   bool pairs = true;
   for (const Tensor* t : {&p.q, &p.e, &p.c, &p.base}) pairs = pairs && aligned(*t, 4);
   return p.q.dtype() == DType::bf16 && n <= 128 && n % 8 == 0 && v <= 64 && v % 8 == 0 && pairs &&
@@ -113,6 +114,10 @@ FastView prepare(const StateMemoryProblem& problem) {
     v.run_before = problem.layout.chunk_offsets(batch, time, problem.memory_chunk, device);
     v.tile_before = problem.layout.chunk_offsets(batch, time, kTileTokens, device);
     p.run_before = ptr<int64_t>(v.run_before), p.tile_before = ptr<int64_t>(v.tile_before);
+  }
+  if (!problem.before.empty()) {
+    v.before = Tensor::from(problem.before, {int64_t(problem.before.size())}, device);
+    p.before = ptr<int64_t>(v.before), p.room = problem.room;
   }
   p.tiles = problem.layout.chunk_count(batch, time, kTileTokens);
   p.cursor = sequence_cursor(packed ? problem.layout.device_offsets() : Tensor(), batch, time);

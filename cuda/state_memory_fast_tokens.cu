@@ -11,8 +11,9 @@ template <int NT>
 struct TokenShared {
   static constexpr int kStages = NT == 1 ? 6 : 4;
   MemoryRecord<NT> memory[kStages];
-  uint4 c[4][kMultiplyThreads];  // each thread's own part of c: what registers cannot hold
-  float2 parts[2][2][64];        // logits and values of both halves of N, two turns
+  // Each thread's own part of c and q: what registers cannot hold.
+  uint4 c[4][kMultiplyThreads], q[4][kMultiplyThreads];
+  float2 parts[2][2][64];  // logits and values of both halves of N, two turns
   Ring<kStages, kReaders> ring;
 };
 
@@ -27,8 +28,8 @@ struct RowState {
 // 64 tokens and 64 of N: a warp has rows 16·warp + g and + g + 8 of them.
 template <int NT>
 struct TokenGradients {
-  unsigned q[4][4], e[4][4], dy[4][4];  // f16 rows
-  float dq[8][4], dc[8][4], de[8][4];   // de: what these 64 of N give
+  unsigned e[4][4], dy[4][4];          // f16 rows
+  float dq[8][4], dc[8][4], de[8][4];  // de: what these 64 of N give
   RowState row[2];
   float inverse_q[2], inverse_e[2];
   int half, wide;  // which 64 of N, how many of them there are
@@ -57,11 +58,17 @@ struct TokenGradients {
     for (int r = 0; r < 2; ++r)
       at[r] = row[r].token < 0 ? nullptr : p.vector(x, row[r].token, head, of, width);
   }
-  // q, e and c of a head; c goes to the thread's place in shared memory.
-  __device__ __forceinline__ void load_vectors(const FastProblem& p, int head,
-                                               uint4 (&s_c)[4][kMultiplyThreads], const Lane& l) {
+  __device__ __forceinline__ static void put(uint4 (&s_to)[4][kMultiplyThreads],
+                                             const unsigned (&x)[4][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) s_to[k][threadIdx.x] = uint4{x[k][0], x[k][1], x[k][2], x[k][3]};
+  }
+  // q, e and c of a head; q and c go to the thread's place in shared memory.
+  __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, TokenShared<NT>& s,
+                                               const Lane& l) {
     const bf16_t* at[2];
     float unit[2];
+    unsigned own[4][4];
     rows_of(at, p, p.q, head, p.q_heads, p.n);
     {  // norm and unit are those of all of N
       unsigned all[4 * NT][4];
@@ -71,8 +78,9 @@ struct TokenGradients {
 #pragma unroll
       for (int k = 0; k < 4; ++k)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) q[k][i] = half ? all[4 * (NT - 1) + k][i] : all[k][i];
+        for (int i = 0; i < 4; ++i) own[k][i] = half ? all[4 * (NT - 1) + k][i] : all[k][i];
     }
+    put(s.q, own);
     row[0].q_unit = unit[0], row[1].q_unit = unit[1];
     rows_of(at, p, p.e, head, p.e_heads, p.p);
     load_left(e, at[0], at[1], p.p, l);
@@ -83,11 +91,10 @@ struct TokenGradients {
       row[r].e_unit = unit[r] * inverse_e[r], row[r].q_unit *= inverse_q[r];
       row[r].logit_unit = kLog2e * p.scale * row[r].q_unit * row[r].e_unit;
     }
-    unsigned c[4][4];
     rows_of(at, p, p.c, head, p.c_heads, p.n);
-    load_left(c, at[0] ? at[0] + 64 * half : nullptr, at[1] ? at[1] + 64 * half : nullptr, wide, l);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) s_c[k][threadIdx.x] = uint4{c[k][0], c[k][1], c[k][2], c[k][3]};
+    load_left(own, at[0] ? at[0] + 64 * half : nullptr, at[1] ? at[1] + 64 * half : nullptr, wide,
+              l);
+    put(s.c, own);
   }
   __device__ __forceinline__ void load_head(const FastProblem& p, const FastUpstream& u, int head,
                                             const Lane& l) {
@@ -162,6 +169,12 @@ struct TokenGradients {
                                           const Lane& l, F&& release) {
     const SwizzledTile& tile = m.tile[NT == 1 ? 0 : half];
     float keys[8][4], values[8][4], logit[2], value[2];
+    unsigned q[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint4 x = s.q[k][threadIdx.x];
+      q[k][0] = x.x, q[k][1] = x.y, q[k][2] = x.z, q[k][3] = x.w;
+    }
     warpgroup_begin();  // 1
     multiply_half_columns<true>(keys, q, tile);
     warpgroup_commit();
@@ -279,7 +292,7 @@ __global__ void __launch_bounds__(kFedThreads, 1)
     for (int head = first; head < last; ++head) {
       if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
           changes(head, p.c_heads))
-        rows.load_vectors(p, head, s.c, l);
+        rows.load_vectors(p, head, s, l);
       rows.load_head(p, u, head, l);
       for (int i = 0; i < all; ++i, place.next()) {
         place.wait_full(s.ring);
