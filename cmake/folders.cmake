@@ -15,6 +15,8 @@ set(EBB_MODEL_SOURCES
   models/delta_channel.cpp
   models/language_model.cpp
   models/mamba2.cpp
+  models/rwkv7.cpp
+  models/rwkv7_init.cpp
   models/tokenizer.cpp
 )
 set(EBB_TRAIN_SOURCES

@@ -3,6 +3,7 @@ set(EBB_UNIT_TESTS
   trainer_test.cpp
   dart_test.cpp
   mamba2_test.cpp
+  rwkv7_test.cpp
   models_test.cpp
   autograd_hooks_test.cpp
   autograd_memory_test.cpp

@@ -187,7 +187,32 @@ __global__ void __launch_bounds__(256)
   }
 }
 
+template <class T>
+__global__ void __launch_bounds__(256)
+    add_at_kernel(T* g_x, const int64_t* g_index, const T* g_value, int64_t rows, int64_t v,
+                  float factor, const float* g_count) {
+  const float divisor = g_count ? *g_count : 1.f;
+  if (divisor == 0.f) return;
+  for (int64_t n = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; n < rows;
+       n += int64_t(gridDim.x) * blockDim.x) {
+    T& to = g_x[n * v + g_index[n]];
+    to = from_float<T>(to_float(to) + factor / divisor * to_float(g_value[n]));
+  }
+}
+
 }  // namespace
+
+void add_at(const Tensor& x, const Tensor& index, const Tensor& value, double factor,
+            const Tensor& count) {
+  const int64_t rows = x.size(0);
+  if (rows == 0) return;
+  visit_compute(x.dtype(), [&]<class Host>() {
+    add_at_kernel<<<unsigned(std::min<int64_t>(ceil_div(rows, 256), 65536)), 256, 0,
+                    stream_of(x)>>>(ptr<Host>(x), index.data<int64_t>(), ptr<Host>(value), rows,
+                                    x.size(1), float(factor), ptr<float>(count));
+    check_launch();
+  });
+}
 
 void softmax_gradient(const Tensor& logits, const Tensor& labels, int64_t ignore_index,
                       const RowScale& scale, const Tensor& lse, const Tensor& token_loss) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "autograd/tape.h"
+#include "models/rwkv7.h"
 #include "ops/elementwise.h"
 #include "tensor/check.h"
 
@@ -52,8 +53,8 @@ std::vector<HeadReport> measure_layer(const Block& block, int64_t layer, const T
     std::vector<double> offsets;
     for (int64_t c = 0; c < gate.channels; ++c)
       offsets.push_back(dt_bias[size_t(h * gate.channels + c)] - mean);
-    const HeadGate g =
-        measure_head(head_sample(z, h, gate.channels), offsets, mean, A_log[size_t(h)]);
+    const HeadGate g = measure_head(head_sample(z, h, gate.channels), offsets, mean,
+                                    A_log[size_t(h)], gate.response);
     out.push_back({.layer = layer,
                    .head = h,
                    .sensitivity = g.sensitivity,
@@ -88,6 +89,17 @@ std::string name_of(const LanguageModel& model, const Parameter& parameter) {
   fail("calibrate: a gate's parameter is not one of the model's");
 }
 
+// The gates without data: z = 0.
+std::vector<HeadReport> static_gates(const LanguageModel& model) {
+  std::vector<HeadReport> report;
+  for (int64_t l = 0; l < model.layers(); ++l) {
+    const DecayGate gate = gate_of(model.block(l), l);
+    const Tensor z = Tensor::zeros({1, gate.heads * gate.channels});
+    for (const HeadReport& r : measure_layer(model.block(l), l, z)) report.push_back(r);
+  }
+  return report;
+}
+
 std::vector<HeadReport> calibrate_static(LanguageModel& model, const DamiOptions& options,
                                          const Tensor& tokens, const LayerDone& done) {
   const std::vector<double> m = step_multipliers(options, model.layers());
@@ -106,16 +118,66 @@ std::vector<HeadReport> calibrate_static(LanguageModel& model, const DamiOptions
     gate.A_log.master().copy_(Tensor::from(A_log, {gate.heads}));
     gate.dt_bias.master().copy_(Tensor::from(dt_bias, {gate.heads}));
   }
-  std::vector<HeadReport> report;
-  if (tokens) {
-    report = measure_gates(model, tokens, done);
-  } else {
-    for (int64_t l = 0; l < model.layers(); ++l)
-      for (const HeadReport& r :
-           measure_layer(model.block(l), l, Tensor::zeros({1, gate_of(model.block(l), l).heads})))
-        report.push_back(r);
-  }
+  std::vector<HeadReport> report =
+      tokens ? measure_gates(model, tokens, done) : static_gates(model);
   for (HeadReport& r : report) r.target_timescale = tau[size_t(r.head)] / m[size_t(r.layer)];
+  return report;
+}
+
+// RWKV-7's native biases, and scales of e^{-1/2}.
+void apply_native_scales(LanguageModel& model) {
+  const ModelConfig& c = model.config();
+  for (int64_t l = 0; l < model.layers(); ++l) {
+    const DecayGate gate = gate_of(model.block(l), l);
+    gate.A_log.master().fill_(-0.5);
+    gate.dt_bias.master().copy_(
+        Tensor::from(native_rwkv7_decay_bias(l, model.layers(), c.hidden_size, c.head_dim),
+                     gate.dt_bias.master().shape()));
+  }
+}
+
+// RWKV-7: `change` sees each layer's gate with its scales and biases [H·channels], and both are
+// written back.
+template <class Change>
+void change_scales(LanguageModel& model, Change change) {
+  model.use_decay_scales();
+  for (int64_t l = 0; l < model.layers(); ++l) {
+    const DecayGate gate = gate_of(model.block(l), l);
+    std::vector<double> bias = gate.dt_bias.master().to_vector<double>();
+    std::vector<float> A_log(static_cast<size_t>(gate.heads));
+    change(l, gate, bias, A_log);
+    gate.A_log.master().copy_(Tensor::from(A_log, {gate.heads}));
+    gate.dt_bias.master().copy_(
+        Tensor::from(std::vector<float>(bias.begin(), bias.end()), gate.dt_bias.master().shape()));
+  }
+}
+
+std::span<double> head_biases(std::vector<double>& bias, const DecayGate& gate, int64_t head) {
+  return std::span(bias).subspan(size_t(head * gate.channels), size_t(gate.channels));
+}
+
+// DAMI of RWKV-7, from the biases alone: those of a head are shifted together so that their mean
+// sigmoid is the layer's target, and the scale gives the head its timescale.
+std::vector<HeadReport> calibrate_scales(LanguageModel& model, const DamiOptions& options,
+                                         const Tensor& tokens, const LayerDone& done) {
+  const std::vector<double> profile = sensitivity_profile(options, model.layers());
+  std::vector<double> tau;
+  change_scales(model, [&](int64_t l, const DecayGate& gate, auto& bias, auto& A_log) {
+    tau = timescale_ladder(options, gate.heads);
+    const std::vector<double> silent(static_cast<size_t>(gate.channels));  // z
+    for (int64_t h = 0; h < gate.heads; ++h) {
+      const std::span<double> own = head_biases(bias, gate, h);
+      const HeadGate g = solve_head(silent, own, profile[size_t(l)], tau[size_t(h)], gate.response);
+      for (double& b : own) b += g.dt_bias;
+      A_log[size_t(h)] = float(g.A_log);
+    }
+  });
+  std::vector<HeadReport> report =
+      tokens ? measure_gates(model, tokens, done) : static_gates(model);
+  for (HeadReport& r : report) {
+    r.target_sensitivity = profile[size_t(r.layer)];
+    r.target_timescale = tau[size_t(r.head)];
+  }
   return report;
 }
 
@@ -124,6 +186,7 @@ std::vector<HeadReport> calibrate_static(LanguageModel& model, const DamiOptions
 std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
                                        const Tensor& tokens, const LayerDone& done) {
   if (model.config().is_mamba2()) return calibrate_static(model, options, tokens, done);
+  if (model.config().is_rwkv7()) return calibrate_scales(model, options, tokens, done);
   const std::vector<double> profile = sensitivity_profile(options, model.layers());
   std::vector<HeadReport> report;
   walk(model, tokens, done, [&](int64_t l, const Tensor& z) {
@@ -151,6 +214,15 @@ std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& 
 }
 
 void apply_post(LanguageModel& model, double train_length) {
+  if (model.config().is_rwkv7())
+    return change_scales(model, [&](int64_t, const DecayGate& gate, auto& bias, auto& A_log) {
+      const std::vector<double> tau = timescale_ladder({.tau_max = train_length}, gate.heads);
+      const std::vector<double> silent(static_cast<size_t>(gate.channels));
+      for (int64_t h = 0; h < gate.heads; ++h) {
+        const HeadGate g = measure_head(silent, head_biases(bias, gate, h), 0, 0, gate.response);
+        A_log[size_t(h)] = float(std::log(g.timescale / tau[size_t(h)]));
+      }
+    });
   for (int64_t l = 0; l < model.layers(); ++l) {
     const DecayGate gate = gate_of(model.block(l), l);
     gate.A_log.master().copy_(Tensor::from(post_A_log(gate.heads, train_length), {gate.heads}));
@@ -158,6 +230,7 @@ void apply_post(LanguageModel& model, double train_length) {
 }
 
 void apply_random_gates(LanguageModel& model, uint64_t seed) {
+  if (model.config().is_rwkv7()) return apply_native_scales(model);
   const double low = model.config().model_type == "gated_deltanet" ? 0 : 1;
   for (const NamedParameter& p : model.named_parameters()) {
     const int64_t n = p.shape.numel();

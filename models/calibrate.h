@@ -30,7 +30,11 @@ std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& 
 // gate, z = 0). Native steps Δ0 = softplus(dt_bias) drawn from options.seed are scaled along depth,
 // dt_bias = softplus⁻¹(m_l Δ0), m the profile of 18 layers stretched over the depth and divided by
 // its geometric mean; A_log = −ln τ_h − ln Δ0. So a head's timescale is τ_h/m_l.
-// PoST control: A_log of every layer linear in the head over ln(train_length); dt_bias is kept.
+// RWKV-7: likewise without data. The biases of a head are shifted together so that their mean
+// sigmoid is S*_l, and its frozen scale is A_log = −ln τ_h − ln S*_l
+// (ModelConfig::frozen_decay_scale is set). PoST control: A_log of every layer linear in the head
+// over ln(train_length); dt_bias is kept. RWKV-7: frozen scales that give its native biases
+// timescales from train_length to 1.
 void apply_post(LanguageModel& model, double train_length);
 // Native rule: A_log and dt_bias drawn by (seed, name), as init_weights does.
 void apply_random_gates(LanguageModel& model, uint64_t seed);

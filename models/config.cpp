@@ -14,6 +14,7 @@ int64_t ModelConfig::v_dim() const { return int64_t(std::llround(double(head_dim
 
 int64_t ModelConfig::mlp_width() const {
   if (intermediate_size) return *intermediate_size;
+  if (is_rwkv7()) return 32 * ((hidden_size * hidden_ratio + 31) / 32);
   const int64_t raw = hidden_size * hidden_ratio * 2 / 3;
   return 256 * ((raw + 255) / 256);
 }
@@ -70,6 +71,37 @@ void read_mamba2_fields(ConfigReader* r, ModelConfig* c) {
   r->read("sma_eps_row", &c->sma_eps_row);
 }
 
+// The sizes of rwkv7-100m.
+ModelConfig rwkv7_defaults() {
+  ModelConfig c;
+  c.model_type = "rwkv7";
+  c.num_hidden_layers = 20;
+  c.num_heads = 8;
+  c.expand_v = 1;
+  c.norm_eps = 1e-5;
+  c.hidden_act = "sqrelu";
+  c.use_l2warp = true;
+  return c;
+}
+
+void read_rwkv7_fields(ConfigReader* r, ModelConfig* c) {
+  *c = rwkv7_defaults();
+  r->read("hidden_size", &c->hidden_size);
+  r->read("head_dim", &c->head_dim);
+  std::optional<int64_t> heads;
+  r->read("num_heads", &heads);
+  c->num_heads = heads.value_or(c->head_dim > 0 ? c->hidden_size / c->head_dim : 0);
+  r->read("hidden_ratio", &c->hidden_ratio);
+  r->read("intermediate_size", &c->intermediate_size);
+  r->read("decay_low_rank_dim", &c->decay_low_rank_dim);
+  r->read("gate_low_rank_dim", &c->gate_low_rank_dim);
+  r->read("a_low_rank_dim", &c->a_low_rank_dim);
+  r->read("v_low_rank_dim", &c->v_low_rank_dim);
+  r->read("norm_first", &c->norm_first);
+  r->read("norm_bias", &c->norm_bias);
+  r->read("frozen_decay_scale", &c->frozen_decay_scale);
+}
+
 void read_delta_fields(ConfigReader* r, ModelConfig* c) {
   r->read("hidden_size", &c->hidden_size);
   r->read("num_heads", &c->num_heads);
@@ -90,7 +122,9 @@ void read_delta_fields(ConfigReader* r, ModelConfig* c) {
 
 void read_fields(ConfigReader* r, ModelConfig* c) {
   r->require("model_type", &c->model_type);
-  c->is_mamba2() ? read_mamba2_fields(r, c) : read_delta_fields(r, c);
+  c->is_mamba2()  ? read_mamba2_fields(r, c)
+  : c->is_rwkv7() ? read_rwkv7_fields(r, c)
+                  : read_delta_fields(r, c);
   r->read("vocab_size", &c->vocab_size);
   r->read("num_hidden_layers", &c->num_hidden_layers);
   r->read("norm_eps", &c->norm_eps);
@@ -121,6 +155,14 @@ void validate_mamba2(ConfigReader* r, const ModelConfig& c) {
 
 // Bounds keep products of sizes within 64 bits and a slip of the keyboard from filling memory.
 constexpr int64_t kMost = int64_t(1) << 31;
+
+void validate_rwkv7(ConfigReader* r, const ModelConfig& c) {
+  if (c.num_heads * c.head_dim != c.hidden_size)
+    r->error("num_heads", fmt::format("{} heads of {} are not hidden_size = {}", c.num_heads,
+                                      c.head_dim, c.hidden_size));
+  if (c.head_dim > 256)
+    r->error("head_dim", fmt::format("must be at most 256, got {}", c.head_dim));
+}
 
 void validate_delta(ConfigReader* r, const ModelConfig& c) {
   if (c.num_heads > 0 && c.v_heads() % c.num_heads != 0)
@@ -165,6 +207,15 @@ void validate(ConfigReader* r, const ModelConfig& c) {
     within("chunk_size", c.chunk_size, kMost);
     within("conv_kernel", c.conv_size, 1024);
     if (sizes) validate_mamba2(r, c);
+  } else if (c.is_rwkv7()) {
+    if (!c.intermediate_size) within("hidden_ratio", c.hidden_ratio, 1 << 20);
+    if (sizes) within("intermediate_size", c.mlp_width(), kMost);
+    for (const auto& [key, rank] : {std::pair{"decay_low_rank_dim", c.decay_low_rank_dim},
+                                    {"gate_low_rank_dim", c.gate_low_rank_dim},
+                                    {"a_low_rank_dim", c.a_low_rank_dim},
+                                    {"v_low_rank_dim", c.v_low_rank_dim}})
+      within(key, rank, kMost);
+    if (sizes) validate_rwkv7(r, c);
   } else {
     within("num_v_heads", c.v_heads(), kMost);
     within("conv_size", c.conv_size, 1024);
@@ -175,8 +226,9 @@ void validate(ConfigReader* r, const ModelConfig& c) {
   if (!(c.norm_eps > 0)) r->error("norm_eps", fmt::format("must be positive, got {}", c.norm_eps));
   if (!(c.initializer_range >= 0))
     r->error("initializer_range", fmt::format("must not be negative, got {}", c.initializer_range));
-  if (c.use_l2warp) r->error("use_l2warp", "true is not supported");
-  if (c.hidden_act != "swish" && c.hidden_act != "silu")
+  if (c.is_rwkv7() && c.hidden_act != "sqrelu")
+    r->error("hidden_act", fmt::format("\"{}\" is not supported; want sqrelu", c.hidden_act));
+  if (!c.is_rwkv7() && c.hidden_act != "swish" && c.hidden_act != "silu")
     r->error("hidden_act", fmt::format("\"{}\" is not supported; want swish", c.hidden_act));
 }
 
@@ -186,6 +238,14 @@ void check_foreign(ConfigReader* r, const ModelConfig& c) {
     r->error("attn", "hybrid attention layers are not supported");
   if (const json block = r->raw("attnres_block_size"); !block.is_null())
     r->error("attnres_block_size", "attention residuals are not supported");
+  if (c.is_rwkv7()) {
+    const json widths = r->raw("value_dim");
+    const json one = c.hidden_size;
+    if (!widths.is_null() && widths != one &&
+        widths != json(std::vector<int64_t>(size_t(c.num_hidden_layers), c.hidden_size)))
+      r->error("value_dim", fmt::format("{} is not supported; want hidden_size {} in every layer",
+                                        widths.dump(), c.hidden_size));
+  }
   if (!c.is_mamba2()) return;
   for (const auto& [key, want] : {std::pair{"use_bias", false},
                                   {"rmsnorm", true},
@@ -198,7 +258,8 @@ void check_foreign(ConfigReader* r, const ModelConfig& c) {
 }  // namespace
 
 const std::vector<std::string>& model_types() {
-  static const std::vector<std::string> types = {"gated_deltanet", "kda", "gdn2", "mamba2", "dart"};
+  static const std::vector<std::string> types = {"gated_deltanet", "kda",  "gdn2",
+                                                 "mamba2",         "dart", "rwkv7"};
   return types;
 }
 
@@ -247,6 +308,20 @@ void write_mamba2_fields(json* out, const ModelConfig& c) {
   j["sma_eps_row"] = c.sma_eps_row;
 }
 
+void write_rwkv7_fields(json* out, const ModelConfig& c) {
+  json& j = *out;
+  j["num_heads"] = c.num_heads;
+  j["hidden_ratio"] = c.hidden_ratio;
+  j["intermediate_size"] = c.intermediate_size ? json(*c.intermediate_size) : json();
+  j["decay_low_rank_dim"] = c.decay_low_rank_dim;
+  j["gate_low_rank_dim"] = c.gate_low_rank_dim;
+  j["a_low_rank_dim"] = c.a_low_rank_dim;
+  j["v_low_rank_dim"] = c.v_low_rank_dim;
+  j["norm_first"] = c.norm_first;
+  j["norm_bias"] = c.norm_bias;
+  if (c.frozen_decay_scale) j["frozen_decay_scale"] = true;  // no field of the public library
+}
+
 void write_delta_fields(json* out, const ModelConfig& c) {
   json& j = *out;
   j["num_heads"] = c.num_heads;
@@ -268,6 +343,7 @@ std::string architecture(const std::string& model_type) {
   if (model_type == "kda") return "KDAForCausalLM";
   if (model_type == "gdn2") return "GatedDeltaNet2ForCausalLM";
   if (model_type == "dart") return "DartForCausalLM";
+  if (model_type == "rwkv7") return "RWKV7ForCausalLM";
   return model_type == "mamba2" ? "Mamba2ForCausalLM" : "GatedDeltaNetForCausalLM";
 }
 
@@ -280,7 +356,9 @@ json ModelConfig::to_json() const {
   j["hidden_size"] = hidden_size;
   j["num_hidden_layers"] = num_hidden_layers;
   j["head_dim"] = head_dim;
-  is_mamba2() ? write_mamba2_fields(&j, *this) : write_delta_fields(&j, *this);
+  is_mamba2()  ? write_mamba2_fields(&j, *this)
+  : is_rwkv7() ? write_rwkv7_fields(&j, *this)
+               : write_delta_fields(&j, *this);
   j["norm_eps"] = norm_eps;
   j["initializer_range"] = initializer_range;
   j["tie_word_embeddings"] = tie_word_embeddings;
@@ -291,8 +369,8 @@ json ModelConfig::to_json() const {
 }
 
 std::vector<std::string> preset_names() {
-  return {"gdn-100m",  "kda-100m",  "gdn2-100m", "mamba2-100m",
-          "dart-100m", "dart-130m", "dart-370m", "dart-780m"};
+  return {"gdn-100m",  "kda-100m",  "gdn2-100m", "mamba2-100m", "dart-100m",
+          "dart-130m", "dart-370m", "dart-780m", "rwkv7-100m"};
 }
 
 namespace {
@@ -320,6 +398,7 @@ ModelConfig preset(const std::string& name) {
   if (name == "mamba2-100m") return mamba2_defaults("mamba2");
   if (name.starts_with("dart-") && std::find(all.begin(), all.end(), name) != all.end())
     return dart_preset(name);
+  if (name == "rwkv7-100m") return rwkv7_defaults();
   ModelConfig c;  // the sizes of all three
   if (name == "gdn-100m") return c;
   if (name == "kda-100m" || name == "gdn2-100m") {

@@ -47,11 +47,18 @@ struct ModelConfig {
   bool sma_shared_read = true;  // read memories with the scan's C, not a vector of their own
   double sma_eps = 1e-6, sma_eps_row = 1e-12;
 
+  // rwkv7: ranks of its low-rank products; norms of LayerNorm kind
+  int64_t decay_low_rank_dim = 64, gate_low_rank_dim = 128, a_low_rank_dim = 64;
+  int64_t v_low_rank_dim = 16;
+  bool norm_first = true, norm_bias = true;
+  bool frozen_decay_scale = false;  // exp(A_log) per head in place of the native e^{-1/2}
+
   // Everything a foreign config.json held, so that it is written back whole.
   nlohmann::json source = nlohmann::json::object();
 
   bool is_dart() const { return model_type == "dart"; }
   bool is_mamba2() const { return model_type == "mamba2" || is_dart(); }  // its blocks
+  bool is_rwkv7() const { return model_type == "rwkv7"; }
   int64_t v_heads() const { return num_v_heads.value_or(num_heads); }
   int64_t v_dim() const;           // per head
   int64_t mlp_width() const;       // intermediate_size, or the multiple-of-256 rule

@@ -6,6 +6,7 @@
 #include "models/delta.h"
 #include "models/delta_channel.h"
 #include "models/mamba2.h"
+#include "models/rwkv7.h"
 #include "ops/elementwise.h"
 #include "ops/indexing.h"
 #include "ops/linear_cross_entropy.h"
@@ -14,6 +15,11 @@
 #include "tensor/check.h"
 
 namespace ebb {
+namespace {
+
+constexpr double kL2Wrap = 1e-4;
+
+}  // namespace
 
 DecodeState DecodeState::select(const std::vector<int64_t>& rows) const {
   const NoGrad off;
@@ -29,16 +35,39 @@ DecodeState DecodeState::select(const std::vector<int64_t>& rows) const {
   return out;
 }
 
-Block::Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer)
-    : norm_(config.hidden_size, config.norm_eps),
+namespace {
+
+// The norms of a model are of one kind.
+NormKind norm_kind(const ModelConfig& c) { return c.is_rwkv7() ? NormKind::layer : NormKind::rms; }
+bool norm_bias(const ModelConfig& c) { return c.is_rwkv7() && c.norm_bias; }
+
+}  // namespace
+
+Block::Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer, int64_t layer)
+    : norm_(config.hidden_size, config.norm_eps, norm_kind(config), norm_bias(config)),
       mixer_(std::move(mixer)),
+      hidden_(config.hidden_size),
       f32_stream_(config.residual_in_fp32) {
   if (config.is_mamba2()) {
     register_module("norm", norm_);
     register_module("mixer", *mixer_);
     return;
   }
-  mlp_norm_ = std::make_unique<RmsNorm>(config.hidden_size, config.norm_eps);
+  mlp_norm_ = std::make_unique<Norm>(config.hidden_size, config.norm_eps, norm_kind(config),
+                                     norm_bias(config));
+  if (config.is_rwkv7()) {
+    if (layer == 0 && config.norm_first) {
+      pre_norm_ = std::make_unique<Norm>(config.hidden_size, config.norm_eps, norm_kind(config),
+                                         norm_bias(config));
+      register_module("pre_norm", *pre_norm_);
+    }
+    channel_mix_ = std::make_unique<RwkvChannelMix>(config.hidden_size, config.mlp_width());
+    register_module("attn_norm", norm_);
+    register_module("attn", *mixer_);
+    register_module("ffn_norm", *mlp_norm_);
+    register_module("ffn", *channel_mix_);
+    return;
+  }
   mlp_ = std::make_unique<SwigluMlp>(config.hidden_size, config.mlp_width());
   register_module("attn_norm", norm_);
   register_module("attn", *mixer_);
@@ -50,7 +79,7 @@ namespace {
 
 // norm(delta + stream) and the sum, whichever terms there are. A sum of one term is widened where
 // the stream is to be f32; the norm has the dtype of the activations.
-std::pair<Var, Var> normed(const RmsNorm& norm, const Block::Stream& s, bool f32_stream) {
+std::pair<Var, Var> normed(const Norm& norm, const Block::Stream& s, bool f32_stream) {
   if (s.delta.defined()) return norm.add_forward(s.delta, s.stream);
   const bool widen = f32_stream && s.stream.dtype() == DType::bf16;
   return {norm.forward(s.stream), widen ? cast(s.stream, DType::f32) : s.stream};
@@ -60,26 +89,54 @@ std::pair<Var, Var> normed(const RmsNorm& norm, const Block::Stream& s, bool f32
 
 Block::Stream Block::forward(const Stream& in, const SeqLayout& layout, const MixerState* initial,
                              MixerState* final) const {
-  const auto [h, x] = normed(norm_, in, f32_stream_);
-  return finish(mixer_->forward(h, layout, initial, final), x);
+  Stream before = in;
+  if (pre_norm_) before.stream = pre_norm_->forward(in.stream);
+  const auto [h, x] = normed(norm_, before, f32_stream_);
+  before.stream = x;
+  const Var mixed = mixer_->forward_sharing(h, &before.shared, layout, initial, final);
+  if (channel_mix_)
+    return finish_rwkv(mixed, before, layout, initial ? initial->tensors.back() : Tensor(), final);
+  return finish(mixed, before);
 }
 
 Block::Stream Block::step(const Stream& in, MixerState& state) const {
-  const auto [h, x] = normed(norm_, in, f32_stream_);
-  return finish(mixer_->step(h, state), x);
+  Stream before = in;
+  if (pre_norm_) before.stream = pre_norm_->forward(in.stream);
+  const auto [h, x] = normed(norm_, before, f32_stream_);
+  before.stream = x;
+  const Var mixed = mixer_->step_sharing(h, &before.shared, state);
+  if (!channel_mix_) return finish(mixed, before);
+  const auto [m, y] = normed(*mlp_norm_, {mixed, x}, f32_stream_);
+  return {channel_mix_->step(m, state.tensors.back()), y, before.shared};
 }
 
-Block::Stream Block::finish(const Var& mixed, const Var& stream) const {
-  if (!mlp_) return {mixed, stream};
-  const auto [m, y] = normed(*mlp_norm_, {mixed, stream}, f32_stream_);
-  return {mlp_->forward(m), y};
+Block::Stream Block::finish(const Var& mixed, const Stream& before) const {
+  if (!mlp_) return {mixed, before.stream, before.shared};
+  const auto [m, y] = normed(*mlp_norm_, {mixed, before.stream}, f32_stream_);
+  return {mlp_->forward(m), y, before.shared};
+}
+
+Block::Stream Block::finish_rwkv(const Var& mixed, const Stream& before, const SeqLayout& layout,
+                                 const Tensor& last, MixerState* final) const {
+  const auto [m, y] = normed(*mlp_norm_, {mixed, before.stream}, f32_stream_);
+  Tensor end;
+  const Var mlp = channel_mix_->forward(m, layout, last, final ? &end : nullptr);
+  if (final) final->tensors.push_back(end);
+  return {mlp, y, before.shared};
+}
+
+MixerState Block::zero_state(int64_t n, DType activations, Device device) const {
+  MixerState s = mixer_->zero_state(n, activations, device);
+  if (channel_mix_) s.tensors.push_back(Tensor::zeros({n, hidden_}, activations, device));
+  return s;
 }
 
 LanguageModel::Body::Body(const ModelConfig& config)
-    : embeddings(config.vocab_size, config.hidden_size), norm(config.hidden_size, config.norm_eps) {
+    : embeddings(config.vocab_size, config.hidden_size),
+      norm(config.hidden_size, config.norm_eps, norm_kind(config), norm_bias(config)) {
   register_module("embeddings", embeddings);
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
-    blocks.push_back(std::make_unique<Block>(config, make_mixer(config)));
+    blocks.push_back(std::make_unique<Block>(config, make_mixer(config, l), l));
     register_module(fmt::format("layers.{}", l), *blocks.back());
   }
   register_module(config.is_mamba2() ? "norm_f" : "norm", norm);
@@ -115,16 +172,21 @@ Var LanguageModel::hidden(const Tensor& tokens, const SeqLayout& layout, const D
     const MixerState* before = initial ? &initial->layers.at(l) : nullptr;
     MixerState* after = final ? &final->layers[l] : nullptr;
     if (recompute_ && grad_enabled() && !before && !after) {
-      const bool first = !s.delta.defined();
+      std::vector<Var> terms;
+      for (const Var& v : {s.delta, s.stream, s.shared})
+        if (v.defined()) terms.push_back(v);
+      const bool first = !s.delta.defined(), shares = s.shared.defined();
       const std::vector<Var> out = recompute(
-          [&b, layout, first](std::span<const Var> in) {
+          [&b, layout, first, shares](std::span<const Var> in) {
             const Block::Stream o =
-                b.forward(first ? Block::Stream{{}, in[0]} : Block::Stream{in[0], in[1]}, layout,
-                          nullptr, nullptr);
-            return std::vector{o.delta, o.stream};
+                b.forward({first ? Var() : in[0], in[first ? 0 : 1], shares ? in.back() : Var()},
+                          layout, nullptr, nullptr);
+            std::vector<Var> made{o.delta, o.stream};
+            if (!shares && o.shared.defined()) made.push_back(o.shared);
+            return made;
           },
-          first ? std::vector{s.stream} : std::vector{s.delta, s.stream});
-      s = {out[0], out[1]};
+          terms);
+      s = {out[0], out[1], out.size() > 2 ? out[2] : s.shared};
     } else {
       s = b.forward(s, layout, before, after);
     }
@@ -143,15 +205,16 @@ LanguageModel::LossResult LanguageModel::loss(const Tensor& tokens, const Tensor
         labels.shape(), tokens.shape());
   const Var h = hidden(tokens, layout);
   const int64_t n = tokens.numel();
-  const CrossEntropy r = linear_cross_entropy(reshape(h, {n, h.shape().back()}), head_weight(),
-                                              labels.reshape({n}), {.count = count});
+  const CrossEntropy r =
+      linear_cross_entropy(reshape(h, {n, h.shape().back()}), head_weight(), labels.reshape({n}),
+                           {.count = count, .l2_wrap = config_.use_l2warp ? kL2Wrap : 0});
   return {r.loss, r.token_loss.view(tokens.shape())};
 }
 
 DecodeState LanguageModel::zero_state(int64_t n) const {
   DecodeState s;
   for (const auto& b : body_.blocks)
-    s.layers.push_back(b->mixer().zero_state(n, activation_dtype(), device()));
+    s.layers.push_back(b->zero_state(n, activation_dtype(), device()));
   return s;
 }
 
@@ -182,12 +245,18 @@ Tensor LanguageModel::step(const Tensor& tokens, DecodeState* state) const {
   return logits(close(s)).value();
 }
 
-std::unique_ptr<Mixer> make_mixer(const ModelConfig& config) {
+void LanguageModel::use_decay_scales() {
+  config_.frozen_decay_scale = true;
+  for (const auto& b : body_.blocks) b->mixer().use_decay_scales();
+}
+
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer) {
   if (config.model_type == "kda") return std::make_unique<ChannelDeltaNet>(config, DeltaGates::kda);
   if (config.model_type == "gdn2")
     return std::make_unique<ChannelDeltaNet>(config, DeltaGates::gdn2);
   if (config.is_dart()) return std::make_unique<Dart>(config);
   if (config.is_mamba2()) return std::make_unique<Mamba2>(config);
+  if (config.is_rwkv7()) return std::make_unique<Rwkv7>(config, layer);
   check(config.model_type == "gated_deltanet", "model_type {} has no mixer", config.model_type);
   return std::make_unique<GatedDeltaNet>(config);
 }
@@ -197,6 +266,7 @@ std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
 }
 
 void init_weights(LanguageModel& model, uint64_t seed) {
+  if (model.config().is_rwkv7()) return init_rwkv7_weights(model, seed);
   if (model.config().is_mamba2()) {
     init_mamba2_weights(model, seed);
     return apply_random_gates(model, seed);

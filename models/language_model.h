@@ -11,42 +11,52 @@
 #include <vector>
 
 #include "models/config.h"
+#include "models/rwkv_channel_mix.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
 
 namespace ebb {
 
 struct DecodeState {
-  std::vector<MixerState> layers;  // each tensor [N, ...]
+  std::vector<MixerState> layers;  // each tensor [N, ...]; of the mixer, then of an RWKV MLP
   // The given rows of every tensor, in order (repeats allowed).
   DecodeState select(const std::vector<int64_t>& rows) const;
 };
 
 // x + mixer(norm(x)), then x + mlp(norm(x)); Mamba-2's and DART's blocks end after the mixer.
+// RWKV-7's first block normalises the residual stream itself, and its MLP looks one token back.
 class Block : public Module {
  public:
-  Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer);
+  Block(const ModelConfig& config, std::unique_ptr<Mixer> mixer, int64_t layer);
   Mixer& mixer() const { return *mixer_; }
   // What the mixer is given where the residual stream is x.
-  Var normed_input(const Var& x) const { return norm_.forward(x); }
+  Var normed_input(const Var& x) const {
+    return norm_.forward(pre_norm_ ? pre_norm_->forward(x) : x);
+  }
+  MixerState zero_state(int64_t n, DType activations, Device device) const;
 
   // The residual stream travels as two terms, x = delta + stream, so that the add is fused into
   // the next norm. delta may be undefined (first block). With residual_in_fp32, stream is f32
-  // beside bf16 activations.
+  // beside bf16 activations. shared: what the mixers share (nn/mixer.h).
   struct Stream {
-    Var delta, stream;
+    Var delta, stream, shared = {};
   };
   Stream forward(const Stream& in, const SeqLayout& layout, const MixerState* initial,
                  MixerState* final) const;
   Stream step(const Stream& in, MixerState& state) const;
 
  private:
-  Stream finish(const Var& mixed, const Var& stream) const;
+  Stream finish(const Var& mixed, const Stream& before) const;
+  Stream finish_rwkv(const Var& mixed, const Stream& before, const SeqLayout& layout,
+                     const Tensor& last, MixerState* final) const;
 
-  RmsNorm norm_;
+  std::unique_ptr<Norm> pre_norm_;  // RWKV-7's first block
+  Norm norm_;
   std::unique_ptr<Mixer> mixer_;
-  std::unique_ptr<RmsNorm> mlp_norm_;  // null, as the MLP, where there is none
+  std::unique_ptr<Norm> mlp_norm_;  // null, as the MLP, where there is none
   std::unique_ptr<SwigluMlp> mlp_;
+  std::unique_ptr<RwkvChannelMix> channel_mix_;
+  int64_t hidden_;
   bool f32_stream_;
 };
 
@@ -85,6 +95,10 @@ class LanguageModel : public Module {
   Tensor step(const Tensor& tokens /*[N]*/, DecodeState* state) const;
   DecodeState zero_state(int64_t n) const;
 
+  // Frozen scales of the decays (RWKV-7, ModelConfig::frozen_decay_scale), from now on part of the
+  // state.
+  void use_decay_scales();
+
   void set_recompute(bool on) { recompute_ = on; }  // activation checkpointing, block by block
 
  private:
@@ -92,7 +106,7 @@ class LanguageModel : public Module {
     explicit Body(const ModelConfig& config);
     Embedding embeddings;
     std::vector<std::unique_ptr<Block>> blocks;
-    RmsNorm norm;
+    Norm norm;
   };
   Var head_weight() const;
   Var close(const Block::Stream& s) const;
@@ -103,13 +117,13 @@ class LanguageModel : public Module {
   bool recompute_ = false;
 };
 
-// The mixer that the config's model_type names.
-std::unique_ptr<Mixer> make_mixer(const ModelConfig& config);
+// The mixer that the config's model_type names, for a layer.
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer);
 // The architecture with zero weights, on the CPU, in f32.
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
-// The public "normal" rule (Mamba-2: models/mamba2.h): N(0, initializer_range²) for matrices, conv
-// kernels, embedding and head, ones for norms, native decay gates. Tensors are drawn by (seed,
-// name).
+// The public "normal" rule (Mamba-2: models/mamba2.h, RWKV-7: models/rwkv7.h): N(0,
+// initializer_range²) for matrices, conv kernels, embedding and head, ones for norms, native decay
+// gates. Tensors are drawn by (seed, name).
 void init_weights(LanguageModel& model, uint64_t seed);
 
 }  // namespace ebb

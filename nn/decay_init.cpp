@@ -80,17 +80,26 @@ std::vector<double> sensitivity_profile(const DamiOptions& o, int64_t layers) {
   return profile;
 }
 
+namespace {
+
+double mean_response(std::span<const double> z, std::span<const double> offsets, double dt_bias,
+                     DecayResponse response) {
+  return mean_over(z, offsets, dt_bias, response == DecayResponse::softplus ? softplus : sigmoid);
+}
+
+}  // namespace
+
 HeadGate measure_head(std::span<const double> z, std::span<const double> offsets, double dt_bias,
-                      double A_log) {
+                      double A_log, DecayResponse response) {
   check(!z.empty(), "dami: no calibration tokens");
   HeadGate gate{.dt_bias = dt_bias, .A_log = A_log};
   gate.sensitivity = mean_over(z, offsets, dt_bias, sigmoid);
-  gate.timescale = 1 / (std::exp(A_log) * mean_over(z, offsets, dt_bias, softplus));
+  gate.timescale = 1 / (std::exp(A_log) * mean_response(z, offsets, dt_bias, response));
   return gate;
 }
 
 HeadGate solve_head(std::span<const double> z, std::span<const double> offsets, double sensitivity,
-                    double timescale) {
+                    double timescale, DecayResponse response) {
   check(!z.empty(), "dami: no calibration tokens");
   check(sensitivity > 0 && sensitivity < 1, "dami: sensitivity {} outside (0,1)", sensitivity);
   check(timescale > 0, "dami: timescale {} must be positive", timescale);
@@ -114,9 +123,9 @@ HeadGate solve_head(std::span<const double> z, std::span<const double> offsets, 
     (residual < 0 ? low : high) = middle;
   }
   const float bias = float(0.5 * (low + high));
-  const double mean = mean_over(z, offsets, double(bias), softplus);
+  const double mean = mean_response(z, offsets, double(bias), response);
   const float A_log = float(-std::log(timescale) - std::log(mean));
-  const HeadGate gate = measure_head(z, offsets, double(bias), double(A_log));
+  const HeadGate gate = measure_head(z, offsets, double(bias), double(A_log), response);
   check(std::abs(gate.sensitivity - sensitivity) < 1e-5 &&
             std::abs(gate.timescale / timescale - 1) < 1e-4,
         "dami: reached sensitivity {} for {} and timescale {} for {}", gate.sensitivity,

@@ -14,6 +14,10 @@
 
 namespace ebb {
 
+// How a gate turns z + dt_bias into a rate: g = −exp(A_log)·softplus(z + dt_bias), or, RWKV-7's,
+// −exp(A_log)·sigmoid(z + dt_bias). The sensitivity is the mean sigmoid of either.
+enum class DecayResponse { softplus, sigmoid };
+
 enum class TimescaleLadder { geometric, linear };
 // Shapes over depth, low -> high: half_sine and parabola rise and fall; low_high and high_low are
 // linear ramps; high_low_high is the half sine upside down.
@@ -43,13 +47,13 @@ struct HeadGate {
 };
 
 // Solves mean sigmoid(z + offset + dt_bias) = sensitivity for dt_bias (bisection), then
-// A_log = -ln(timescale) - ln(mean softplus). z: [tokens, channels] of one head; offsets:
+// A_log = -ln(timescale) - ln(mean response). z: [tokens, channels] of one head; offsets:
 // [channels], what dt_bias of each channel adds to the head's (empty: one channel, none).
 HeadGate solve_head(std::span<const double> z, std::span<const double> offsets, double sensitivity,
-                    double timescale);
+                    double timescale, DecayResponse response = DecayResponse::softplus);
 // What a gate does on a sample: sensitivity and timescale of given parameters.
 HeadGate measure_head(std::span<const double> z, std::span<const double> offsets, double dt_bias,
-                      double A_log);
+                      double A_log, DecayResponse response = DecayResponse::softplus);
 
 // Native rules. A_log: log U(low,16), never of exactly 0, low 0 for Gated DeltaNet and 1 for KDA
 // and GDN2; dt_bias: inverse softplus of exp(U(ln 0.001, ln 0.1)), floored at 1e-4. Element i uses

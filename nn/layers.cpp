@@ -1,6 +1,8 @@
 #include "nn/layers.h"
 
+#include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/layer_norm.h"
 #include "ops/matmul.h"
 #include "ops/rms_norm.h"
 #include "ops/swiglu.h"
@@ -22,13 +24,21 @@ Embedding::Embedding(int64_t vocab, int64_t dim) {
 
 Var Embedding::forward(const Tensor& ids) const { return embedding(weight_.var(), ids); }
 
-RmsNorm::RmsNorm(int64_t dim, double eps) : eps_(eps) {
+Norm::Norm(int64_t dim, double eps, NormKind kind, bool bias) : eps_(eps), kind_(kind) {
   weight_ = register_parameter("weight", Tensor::full({dim}, 1), WeightDecay::off);
+  if (bias) bias_ = register_parameter("bias", Tensor::zeros({dim}), WeightDecay::off);
 }
 
-Var RmsNorm::forward(const Var& x) const { return rms_norm(x, weight_.var(), float(eps_)); }
+Var Norm::forward(const Var& x) const {
+  if (kind_ == NormKind::rms) return rms_norm(x, weight_.var(), float(eps_));
+  return layer_norm(x, weight_.var(), bias_.defined() ? bias_.var() : Var(), float(eps_));
+}
 
-std::pair<Var, Var> RmsNorm::add_forward(const Var& x, const Var& residual) const {
+std::pair<Var, Var> Norm::add_forward(const Var& x, const Var& residual) const {
+  if (kind_ == NormKind::layer) {
+    const Var sum = add(x, residual);
+    return {forward(sum), sum};
+  }
   const AddRmsNorm r = add_rms_norm(x, residual, weight_.var(), float(eps_));
   return {r.y, r.u};
 }

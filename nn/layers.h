@@ -26,17 +26,21 @@ class Embedding : public Module {
   Parameter weight_;
 };
 
-class RmsNorm : public Module {
+enum class NormKind { rms, layer };
+
+// RMSNorm with a weight, or LayerNorm with weight and (if asked for) bias.
+class Norm : public Module {
  public:
-  RmsNorm(int64_t dim, double eps);
+  Norm(int64_t dim, double eps, NormKind kind = NormKind::rms, bool bias = false);
   Var forward(const Var& x) const;
   // Adds first: returns {norm(x + residual), x + residual}.
   std::pair<Var, Var> add_forward(const Var& x, const Var& residual) const;
   const Parameter& weight() const { return weight_; }
 
  private:
-  Parameter weight_;
+  Parameter weight_, bias_;
   double eps_;
+  NormKind kind_;
 };
 
 // down(silu(gate(x)) ⊙ up(x)); gate and up are one product.

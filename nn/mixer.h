@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "nn/decay_init.h"
 #include "nn/module.h"
 #include "ops/seq_layout.h"
 
@@ -19,6 +20,7 @@ struct DecayGate {
   Parameter dt_bias;  // [H·channels] f32
   int64_t heads = 0;
   int64_t channels = 1;  // per head: 1 for a scalar decay
+  DecayResponse response = DecayResponse::softplus;
 };
 
 class Mixer : public Module {
@@ -29,6 +31,15 @@ class Mixer : public Module {
                       MixerState* final) = 0;
   // One token of every sequence: x [N,d] -> [N,d], state updated.
   virtual Var step(const Var& x, MixerState& state) = 0;
+  // The same where the mixers of a model share something: `shared`, undefined before the first
+  // layer, is what that one leaves for those above it (RWKV-7: its values).
+  virtual Var forward_sharing(const Var& x, Var* /*shared*/, const SeqLayout& layout,
+                              const MixerState* initial, MixerState* final) {
+    return forward(x, layout, initial, final);
+  }
+  virtual Var step_sharing(const Var& x, Var* /*shared*/, MixerState& state) {
+    return step(x, state);
+  }
   // State before the first token of n sequences.
   virtual MixerState zero_state(int64_t n, DType activations, Device device) const = 0;
 
@@ -36,6 +47,8 @@ class Mixer : public Module {
   // z, the gate's pre-activations before dt_bias is added: h [...,d] (after the block's norm)
   // -> f32 [tokens, heads·channels].
   virtual Tensor gate_preactivations(const Tensor& h) const;
+  // RWKV-7: the decay gets a frozen scale per head, exp(A_log), where it had the native constant.
+  virtual void use_decay_scales() {}
 };
 
 }  // namespace ebb

@@ -17,12 +17,13 @@ Tensor NamedParameter::grad() const {
   return g.defined() ? g.slice(0, begin, begin + rows).view(shape) : Tensor();
 }
 
-void Module::collect(const std::string& prefix, std::vector<NamedParameter>* out) const {
+void Module::collect(const std::string& prefix, Kind kind, std::vector<NamedParameter>* out) const {
   for (const Entry& e : entries_) {
     if (e.child) {
-      e.child->collect(prefix + e.parameter.name + ".", out);
+      e.child->collect(prefix + e.parameter.name + ".", kind, out);
       continue;
     }
+    if (e.buffer && kind == Kind::parameters) continue;
     out->push_back(e.parameter);
     out->back().name = prefix + e.parameter.name;
   }
@@ -30,14 +31,20 @@ void Module::collect(const std::string& prefix, std::vector<NamedParameter>* out
 
 std::vector<NamedParameter> Module::named_parameters() const {
   std::vector<NamedParameter> out;
-  collect("", &out);
+  collect("", Kind::parameters, &out);
+  return out;
+}
+
+std::vector<NamedParameter> Module::named_state() const {
+  std::vector<NamedParameter> out;
+  collect("", Kind::with_buffers, &out);
   return out;
 }
 
 std::vector<Parameter> Module::distinct_parameters() const {
   std::vector<Parameter> out;
   std::set<const Slot*> seen;
-  for (const NamedParameter& p : named_parameters())
+  for (const NamedParameter& p : named_state())
     if (seen.insert(p.parameter.slot().get()).second) out.push_back(p.parameter);
   return out;
 }
@@ -50,14 +57,14 @@ int64_t Module::parameter_count() const {
 
 StateDict Module::state_dict() const {
   StateDict out;
-  for (const NamedParameter& p : named_parameters()) out.emplace_back(p.name, p.value());
+  for (const NamedParameter& p : named_state()) out.emplace_back(p.name, p.value());
   return out;
 }
 
 void Module::load_state_dict(const StateDict& state) {
   std::map<std::string, Tensor> given(state.begin(), state.end());
   std::string problems;
-  const std::vector<NamedParameter> mine = named_parameters();
+  const std::vector<NamedParameter> mine = named_state();
   for (const NamedParameter& p : mine) {
     const auto it = given.find(p.name);
     if (it == given.end())
@@ -93,6 +100,13 @@ Parameter Module::register_parameter(const std::string& name, Tensor master, Wei
   Parameter p(std::move(master));
   const Shape shape = p.master().shape();
   entries_.push_back({{name, p, 0, shape.empty() ? 1 : shape[0], shape, decay}, nullptr});
+  return p;
+}
+
+Parameter Module::register_buffer(const std::string& name, Tensor values) {
+  Parameter p = register_parameter(name, std::move(values), WeightDecay::off);
+  p.keep_f32();
+  entries_.back().buffer = true;
   return p;
 }
 

@@ -44,7 +44,7 @@ class Module {
 
   std::vector<NamedParameter> named_parameters() const;  // registration order
   int64_t parameter_count() const;                       // elements of the named parameters
-  StateDict state_dict() const;                          // views of the masters
+  StateDict state_dict() const;                          // views of the masters, and of the buffers
   // Copies values in. Strict: throws one error listing every missing, unexpected and mis-shaped
   // entry, before anything is changed.
   void load_state_dict(const StateDict& state);
@@ -55,6 +55,9 @@ class Module {
  protected:
   Parameter register_parameter(const std::string& name, Tensor master,
                                WeightDecay decay = WeightDecay::on);
+  // A tensor that belongs to the state but is not trained (frozen scales): moved, saved and loaded
+  // with the parameters, not among them. Read it by master().
+  Parameter register_buffer(const std::string& name, Tensor values);
   struct FusedPart {
     std::string name;
     Shape shape;  // first dimension: rows; the rest must hold as many elements for every part
@@ -70,12 +73,15 @@ class Module {
   void register_module(const std::string& name, Module& child);  // a member of this module
 
  private:
-  void collect(const std::string& prefix, std::vector<NamedParameter>* out) const;
+  enum class Kind { parameters, with_buffers };
+  void collect(const std::string& prefix, Kind kind, std::vector<NamedParameter>* out) const;
+  std::vector<NamedParameter> named_state() const;  // parameters and buffers
   std::vector<Parameter> distinct_parameters() const;
 
   struct Entry {
     NamedParameter parameter;
     Module* child = nullptr;  // when set, parameter.name is the child's name
+    bool buffer = false;
   };
   std::vector<Entry> entries_;
 };

@@ -1,9 +1,11 @@
 #include "ops/linear_cross_entropy.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "ops/common.h"
 #include "ops/gemm.h"
+#include "ops/reduce.h"
 
 namespace ebb {
 
@@ -14,6 +16,21 @@ void softmax_gradient(const Tensor& logits, const Tensor& labels, int64_t ignore
   const RowStatistics rows{Tensor::empty_like(lse), Tensor::empty_like(lse), lse, token_loss};
   cross_entropy_fwd(logits, labels, ignore_index, rows);
   cross_entropy_bwd(logits, labels, ignore_index, rows, scale, logits);
+}
+
+void add_at(const Tensor& x, const Tensor& index, const Tensor& value, double factor,
+            const Tensor& count) {
+  const int64_t rows = x.size(0), v = x.size(1);
+  visit_float(x.dtype(), [&]<class T>() {
+    using A = acc_t<T>;
+    const double divisor = count ? double(count.data<A>()[0]) : 1;
+    if (divisor == 0) return;
+    const A f = A(factor / divisor);
+    for (int64_t n = 0; n < rows; ++n) {
+      T& to = x.data<T>()[n * v + index.data<int64_t>()[n]];
+      to = T(A(to) + f * A(value.data<T>()[n]));
+    }
+  });
 }
 
 void scaled(const Tensor& x, const Tensor& scale, const Tensor& out, bool accumulate) {
@@ -41,6 +58,26 @@ void scaled(const Tensor& x, const Tensor& scale, const Tensor& out, bool accumu
     cpu::scaled(x, scale, out, accumulate);
 }
 
+// The largest logit of every row, before its gradient takes its place, and what l2_wrap adds there.
+struct Largest {
+  Tensor index, value;
+  Largest(const Tensor& z)
+      : index(Tensor::empty({z.size(0)}, DType::i64, z.device())),
+        value(Tensor::empty({z.size(0)}, z.dtype(), z.device())) {
+    const ReduceShape shape{z.size(0), z.size(1), 1};
+    if (kWithCuda && z.on_cuda())
+      gpu::max(z, shape, false, value, index);
+    else
+      cpu::max(z, shape, false, value, index);
+  }
+  void add(const Tensor& z, double factor, const Tensor& count) const {
+    if (kWithCuda && z.on_cuda())
+      gpu::add_at(z, index, value, factor, count);
+    else
+      cpu::add_at(z, index, value, factor, count);
+  }
+};
+
 // All inputs, checked and dense.
 struct Inputs {
   Tensor x, w, labels, weights, count, kept;  // [N,d], [V,d], [N], [N] or undefined, [], i64 []
@@ -58,6 +95,7 @@ Inputs checked_inputs(const Tensor& x, const Tensor& w, const Tensor& labels,
         x.dtype(), w.shape(), w.dtype());
   check_same_device(kOp, x, {&w, &o.token_weights});
   check(o.reduction != Reduction::none, "{}: no reduction 'none'; use cross_entropy for that", kOp);
+  check(o.l2_wrap >= 0, "{}: l2_wrap is {}, want 0 (none) or more", kOp, o.l2_wrap);
   check(o.chunk_rows >= 0, "{}: chunk_rows is {}, want 0 (automatic) or more", kOp, o.chunk_rows);
   Inputs in;
   in.lead = x.shape().first(x.dim() - 1);
@@ -83,8 +121,8 @@ struct Gradients {
 
 // The walk over chunks: token losses and lse of all rows and, where wanted, the gradients for an
 // upstream gradient of 1.
-void run_chunks(const Inputs& in, int64_t ignore_index, int64_t chunk, const Tensor& token_loss,
-                const Tensor& lse, const Gradients& out) {
+void run_chunks(const Inputs& in, int64_t ignore_index, double l2_wrap, int64_t chunk,
+                const Tensor& token_loss, const Tensor& lse, const Gradients& out) {
   const int64_t n = in.x.size(0), v = in.w.size(0);
   const bool gradients = out.dx || out.dw;
   const Tensor buffer = Tensor::empty({std::min(chunk, n), v}, in.x.dtype(), in.x.device());
@@ -95,10 +133,13 @@ void run_chunks(const Inputs& in, int64_t ignore_index, int64_t chunk, const Ten
     matmul_into(x, in.w.transpose(0, 1), z);
     if (gradients) {
       const RowScale scale{{}, part(in.weights), in.count};
+      std::optional<Largest> largest;
+      if (l2_wrap > 0) largest.emplace(z);
       if (kWithCuda && x.on_cuda())
         gpu::softmax_gradient(z, labels, ignore_index, scale, part(lse), part(token_loss));
       else
         cpu::softmax_gradient(z, labels, ignore_index, scale, part(lse), part(token_loss));
+      if (largest) largest->add(z, l2_wrap, in.count);
     } else {
       const Tensor scratch = Tensor::empty({2, end - begin}, lse.dtype(), lse.device());
       const RowStatistics rows{scratch.select(0, 0), scratch.select(0, 1), part(lse),
@@ -158,7 +199,8 @@ CrossEntropy linear_cross_entropy(const Var& xv, const Var& wv, const Tensor& la
                             ? options.chunk_rows
                             : linear_cross_entropy_chunk(in.x.size(0), v, in.x.dtype(), device);
   const Shape rows{in.x.size(0)};
-  run_chunks(in, options.ignore_index, chunk, token_loss.view(rows), lse.view(rows), out);
+  run_chunks(in, options.ignore_index, options.l2_wrap, chunk, token_loss.view(rows),
+             lse.view(rows), out);
   const RowScale total{{}, in.weights, in.count};
   if (kWithCuda && device.is_cuda())
     gpu::total_loss(token_loss, total, loss);

@@ -13,6 +13,9 @@
 // Backward multiplies dx and dW by the upstream number on the device. Saves dx and dW (f32).
 // Extra memory: one chunk of logits, dx and dW.
 //
+// l2_wrap = f > 0 keeps the largest logit of each row near zero (RWKV): the loss stays as it is,
+// the gradient of the row's first maximum gains f·(the logit)/count (f·logit with Reduction::sum).
+//
 // Precision: a chunk's logits have f32 sums and are stored in x's dtype, softmax in f32. For bf16
 // that is a relative error of 2⁻⁹ per logit: with |z| about 10, 2 % on a single probability,
 // independent between classes and tokens, and 1e-4 bias on lse. Storing f32 would cost 6.3 instead
@@ -29,6 +32,7 @@ struct LinearCrossEntropyOptions {
   Tensor count = {};                      // as in CrossEntropyOptions
   Tensor token_weights = {};              // [...] f32 (f64 beside f64)
   int64_t chunk_rows = 0;                 // 0: see linear_cross_entropy_chunk
+  double l2_wrap = 0;                     // f
 };
 // As CrossEntropy; token_loss and lse are without the token weights.
 CrossEntropy linear_cross_entropy(const Var& x /*[...,d]*/, const Var& w /*[V,d]*/,
@@ -46,13 +50,18 @@ Cost linear_cross_entropy_cost(Pass pass, int64_t rows, int64_t d, int64_t v, DT
 
 // logits [N,V] become scale[n]·(softmax − onehot); lse and token_loss [N] are written.
 // scaled: out = scale·x in out's dtype, or out += scale·x; scale one f32 (f64) number on the
-// device.
+// device. add_at: x[n,index[n]] += factor·value[n]/count; count one f32 (f64) number on the device,
+// or undefined (1); nothing where it is 0.
 namespace cpu {
+void add_at(const Tensor& x /*[N,V]*/, const Tensor& index, const Tensor& value, double factor,
+            const Tensor& count);
 void softmax_gradient(const Tensor& logits, const Tensor& labels, int64_t ignore_index,
                       const RowScale& scale, const Tensor& lse, const Tensor& token_loss);
 void scaled(const Tensor& x, const Tensor& scale, const Tensor& out, bool accumulate);
 }  // namespace cpu
 namespace gpu {
+void add_at(const Tensor& x, const Tensor& index, const Tensor& value, double factor,
+            const Tensor& count);
 void softmax_gradient(const Tensor& logits, const Tensor& labels, int64_t ignore_index,
                       const RowScale& scale, const Tensor& lse, const Tensor& token_loss);
 void scaled(const Tensor& x, const Tensor& scale, const Tensor& out, bool accumulate);

@@ -45,6 +45,14 @@ TEST(Inspect, Mamba2HasThePaperCount) {
                        "each layer f32 [16,128,64] ", "  131,072 elements"});
 }
 
+TEST(Inspect, Rwkv7HasThePaperCount) {
+  const CliResult r = run_ebb("inspect rwkv7-100m");
+  ASSERT_EQ(r.code, 0) << r.err;
+  expect_lines(r.out, {"parameters                                         101,432,832\n",
+                       "layers 1-19, each 3,433,984 ", "layer 0 ", " 3,418,112\n",
+                       "each layer f32 [8,64,64] ", "  32,768 elements"});
+}
+
 TEST(Inspect, JsonAddsUp) {
   const CliResult r =
       run_ebb("inspect " + std::string(EBB_TEST_DATA) + "/models/gated_deltanet_gva --json -");

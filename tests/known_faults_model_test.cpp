@@ -36,7 +36,7 @@ Tensor logits_of(const LanguageModel& model, const std::vector<int64_t>& ids,
 
 class KnownFaultsModel : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Models, KnownFaultsModel,
-                         ::testing::Values("gated_deltanet", "mamba2", "dart"),
+                         ::testing::Values("gated_deltanet", "mamba2", "dart", "rwkv7"),
                          [](const auto& info) { return std::string(info.param); });
 
 // B14: a token sees nothing of the sequence before, in the convolution and in the state.
@@ -146,16 +146,19 @@ TEST_P(KnownFaultsModel, B48_WeightDecayLeavesGatesAndNorms) {
     const bool leave = name.ends_with("A_log") || name.ends_with("dt_bias") ||
                        name.ends_with("norm.weight") || name.ends_with("norm_f.weight") ||
                        name.ends_with(".bias") || name.ends_with(".D") ||
-                       (dart && name.ends_with("g_proj.weight"));
+                       (dart && name.ends_with("g_proj.weight")) ||
+                       name.find("lora") != std::string::npos ||  // RWKV-7, also its vectors:
+                       name.find(".x_") != std::string::npos || name.ends_with(".k_k") ||
+                       name.ends_with(".k_a") || name.ends_with(".r_k");
     const std::vector<double> a = was.to_vector<double>(), b = after[i].second.to_vector<double>();
     for (size_t j = 0; j < a.size(); ++j)
       ASSERT_NEAR(b[j], leave ? a[j] : 0.9 * a[j], leave ? 0 : 1e-6) << name;
     (leave ? kept : scaled) += 1;
   }
   // Per block A_log, dt_bias and three norms, or A_log, dt_bias, D, a bias, two norms and the gate
-  // of DART; the last norm.
-  const bool mamba2 = model->config().is_mamba2();
-  EXPECT_EQ(kept, 2 * (dart ? 7 : mamba2 ? 6 : 5) + 1);
+  // of DART; the last norm. RWKV-7: mixes, vectors, low-rank products, norms with biases.
+  const bool mamba2 = model->config().is_mamba2(), rwkv7 = model->config().is_rwkv7();
+  EXPECT_EQ(kept, rwkv7 ? 55 : 2 * (dart ? 7 : mamba2 ? 6 : 5) + 1);
   EXPECT_GE(scaled, mamba2 ? 8 : 10);
 }
 

@@ -118,8 +118,8 @@ TEST_P(TrainingMemoryCuda, PeakIsTheSumOfItsParts) {
 INSTANTIATE_TEST_SUITE_P(Delta, TrainingMemoryCuda,
                          ::testing::Values("gated_deltanet", "kda", "gdn2"));
 INSTANTIATE_TEST_SUITE_P(Golden, GoldenModelCuda,
-                         ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda",
-                                           "mamba2"));
+                         ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda", "mamba2",
+                                           "rwkv7"));
 
 }  // namespace
 }  // namespace ebb

@@ -16,6 +16,7 @@ inline std::unique_ptr<LanguageModel> small_model(uint64_t seed = 1,
     config.state_size = 24;
     config.sma_chunk = 8;
   }
+  if (type == "rwkv7") config = preset("rwkv7-100m");
   config.vocab_size = 300;
   config.hidden_size = 32;
   config.num_hidden_layers = 2;
@@ -27,6 +28,9 @@ inline std::unique_ptr<LanguageModel> small_model(uint64_t seed = 1,
   if (type == "dart")  // its gates, which begin closed
     for (const NamedParameter& p : model->named_parameters())
       if (p.name.ends_with("g_proj.weight")) init_normal(p, seed, 0.3);
+  if (type == "rwkv7")  // whose native rule leaves every residual branch at zero
+    for (const NamedParameter& p : model->named_parameters())
+      if (p.shape.size() == 2) init_normal(p, seed, config.initializer_range);
   return model;
 }
 

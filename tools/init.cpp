@@ -148,7 +148,8 @@ void run(const Options& o) {
   check(!fs::exists(out) || fs::is_directory(out), "init: {} is not a folder", out.string());
 
   const auto model = load_or_make(o.model, init.seed);
-  if (dami && o.tokens.file.empty() && !model->config().is_mamba2())
+  const bool needs_data = !model->config().is_mamba2() && !model->config().is_rwkv7();
+  if (dami && o.tokens.file.empty() && needs_data)
     throw UsageError("--scheme dami calibrates on data: name it with --tokens");
   check_targets(*model, init);
   TokenSource source = o.tokens;

@@ -57,14 +57,14 @@ void count_parameters(const LanguageModel& model, ModelReport* r) {
 
 void measure_state(const LanguageModel& model, ModelReport* r) {
   for (int64_t l = 0; l < model.layers(); ++l) {
-    const Mixer& mixer = model.block(l).mixer();
+    const Block& block = model.block(l);
     r->state.emplace_back();
-    for (const Tensor& t : mixer.zero_state(1, DType::f32, Device::cpu()).tensors) {
+    for (const Tensor& t : block.zero_state(1, DType::f32, Device::cpu()).tensors) {
       r->state.back().push_back(
           {fmt::format("{} {}", t.dtype(), t.shape().from(1)), t.numel(), t.nbytes()});
       r->state_bytes_f32 += t.nbytes();
     }
-    for (const Tensor& t : mixer.zero_state(1, DType::bf16, Device::cpu()).tensors)
+    for (const Tensor& t : block.zero_state(1, DType::bf16, Device::cpu()).tensors)
       r->state_bytes_bf16 += t.nbytes();
   }
 }

@@ -174,7 +174,7 @@ std::vector<VerifyResult> verify_layer(const std::string& folder, const std::str
   json config = read_config(folder);
   config["model_type"] = model_type;
   const std::unique_ptr<Mixer> layer =
-      make_mixer(parse_foreign_config(config, folder + "/config.json"));
+      make_mixer(parse_foreign_config(config, folder + "/config.json"), 0);
   const SafeTensors weights(folder + "/model.safetensors"), io(folder + "/io.safetensors");
   StateDict state;
   for (const std::string& name : weights.names()) state.emplace_back(name, weights.get(name));
