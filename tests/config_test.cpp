@@ -114,8 +114,9 @@ void expect_in_guide(const json& keys) {
   for (const auto& [key, value] : keys.items()) {
     auto row = guide.find(key);
     // Keys that models share stand in the first table.
-    if (row == guide.end() && key.starts_with("/mamba2/"))
-      row = guide.find("/model/" + key.substr(8));
+    for (const std::string part : {"/mamba2/", "/rwkv7/"})
+      if (row == guide.end() && key.starts_with(part))
+        row = guide.find("/model/" + key.substr(part.size()));
     if (row == guide.end()) {
       ADD_FAILURE() << "docs/guide.md has no row for " << key;
       continue;
@@ -142,6 +143,12 @@ TEST(Config, TheGuideNamesEveryKeyAndItsDefault) {
   for (const auto& [key, value] : model.items()) keys["/model/" + key] = value;
   for (const auto& [key, value] : mamba2.items())
     if (key != "dt_limit") keys["/mamba2/" + key] = value;
+  ModelConfig scaled = preset("rwkv7-100m");
+  scaled.frozen_decay_scale = true;  // else it is not written
+  json rwkv7 = scaled.to_json();
+  rwkv7["frozen_decay_scale"] = false;
+  for (const auto& [key, value] : rwkv7.items())
+    if (key != "architectures" && key != "initializer_range") keys["/rwkv7/" + key] = value;
   const json dart = preset("dart-130m").to_json();
   for (const auto& [key, value] : dart.items())  // its own
     if (!mamba2.contains(key) && key != "architectures") keys["/dart/" + key] = value;
