@@ -11,12 +11,14 @@ list(APPEND EBB_OPS matmul embedding cross_entropy linear_cross_entropy)
 list(APPEND EBB_OPS gated_rms_norm l2_norm layer_norm rms_norm)
 
 # convolution, gates, activations, token shift
-list(APPEND EBB_OPS causal_conv1d swiglu decay_gate sigmoid_gate token_shift
+list(APPEND EBB_OPS causal_conv1d swiglu decay_gate forget_gate sigmoid_gate token_shift
   channel_mix)
 
 # recurrences
 list(APPEND EBB_OPS delta_rule delta_rule_channel dplr)
 list(APPEND EBB_OPS gated_linear_attention ssd state_memory_attention)
+list(APPEND EBB_OPS attention rotary)
+list(APPEND EBB_OPS log_cumsum_exp)
 
 # optimizer
 list(APPEND EBB_OPS adamw multi_tensor)
@@ -40,10 +42,11 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_rule_step.cu
   cuda/dplr_bwd.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES
-  ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp)
+  ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp
+  ops/linear_attention_channel.cpp ops/linear_attention_channel_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/gated_linear_attention_bwd.cu cuda/gated_linear_attention_fwd.cu
-  cuda/gated_linear_attention_step.cu
+  cuda/gated_linear_attention_step.cu cuda/linear_attention_channel.cu
   cuda/linear_attention_fast_bwd.cu cuda/linear_attention_fast_fwd.cu
   cuda/linear_attention_gradients.cu cuda/linear_attention_reverse.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES
@@ -53,6 +56,9 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/state_memory_attention_bwd.cu cuda/state_memory_fast_bwd.cu
   cuda/state_memory_fast_fwd.cu cuda/state_memory_fast_memories.cu
   cuda/state_memory_fast_prepare.cu cuda/state_memory_fast_tokens.cu cuda/state_memory_step.cu)
+list(APPEND EBB_OP_EXTRA_SOURCES ops/attention_cpu.cpp)
+list(APPEND EBB_CUDA_EXTRA_SOURCES
+  cuda/attention_fast_bwd.cu cuda/attention_fast_fwd.cu cuda/attention_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algorithms.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)
@@ -98,7 +104,9 @@ set(EBB_CUDA_TENSOR_SOURCES
 )
 set(EBB_OP_TABLE_SOURCES
   tests/op_table.cpp
+  tests/op_rows/attention.cpp
   tests/op_rows/conv.cpp
+  tests/op_rows/decay.cpp
   tests/op_rows/delta_rule.cpp
   tests/op_rows/delta_rule_channel.cpp
   tests/op_rows/dplr.cpp

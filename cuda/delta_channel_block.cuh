@@ -133,7 +133,7 @@ __device__ __forceinline__ void value_gradients(const FastChannelBackward& p, Sp
       if constexpr (GATED)
         load_pack(w[i], p.write + at);
       else
-        w[i][0] = p.beta[token * p.value_heads + hv];
+        w[i][0] = p.write_strength(token, hv);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {

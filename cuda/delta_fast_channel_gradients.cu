@@ -36,7 +36,7 @@ __device__ __forceinline__ void run(const Backward& p, const ChannelItem& item, 
                                     ChannelShared& s) {
   float beta = 0;
   if (!GATED && int(threadIdx.x) < item.span.rows)
-    beta = p.beta[(item.span.first + threadIdx.x) * p.value_heads + item.hv];
+    beta = p.erase_strength(item.span.first + threadIdx.x, item.hv);
   Products x;
   x.settle_all();
   for (int v0 = 0; v0 < p.value_dim; v0 += 64) {

@@ -88,7 +88,7 @@ __device__ __forceinline__ void load_row(Row<GATED>& x, const Channel<bf16_t>& p
                                          int hv, int channel, bool inside) {
   const uint4* g_q = reinterpret_cast<const uint4*>(p.q + p.key_at(token, hv) + channel);
   const uint4* g_k = reinterpret_cast<const uint4*>(p.k + p.key_at(token, hv) + channel);
-  if (!GATED) x.erase[0] = inside ? p.beta[token * p.value_heads + hv] : 0.f;
+  if (!GATED) x.erase[0] = inside ? p.erase_strength(token, hv) : 0.f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const bool valid = inside && channel + 8 * half < p.key_dim;
@@ -286,7 +286,7 @@ __device__ __forceinline__ void write_total(const PrepareShared& s, const Channe
     const int r = t - 64;
     g_total[p.key_dim + r] = r >= span.rows ? 0.f
                              : p.erase      ? 1.f
-                                            : p.beta[(span.first + r) * p.value_heads + hv];
+                                            : p.write_strength(span.first + r, hv);
   }
 }
 

@@ -116,10 +116,10 @@ __device__ __forceinline__ void prepare_slab(const Channel<T>& p, Span span, int
   }
   if (a == 0 && inside) p.total[p.total_at(chunk, hv) + channel] = decay_over<T>(s.sums, 0, kSubs);
   if (a == 1 && slab == 0)
-    p.total[p.total_at(chunk, hv) + p.key_dim + d] =
-        d >= span.rows ? 0.f
-        : p.erase      ? 1.f
-                       : p.beta[(span.first + d) * p.value_heads + hv];
+    p.total[p.total_at(chunk, hv) + p.key_dim + d] = d >= span.rows ? 0.f
+                                                     : p.erase
+                                                         ? 1.f
+                                                         : p.write_strength(span.first + d, hv);
   if (!SCORES) return;
   if (a > 0) s.gap[a - 1][d] = decay_over<T>(s.sums, a == 2 ? 2 : 1, a == 1 ? 2 : 3);
 #pragma unroll

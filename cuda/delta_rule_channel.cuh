@@ -12,13 +12,21 @@ inline constexpr int kSub = 16, kSubs = kChunk / kSub;
 inline constexpr int kFloatRow = row_length<float>(64);
 
 template <class T>
-struct Channel : Problem<T> {                 // here g is [tokens,HV,K]
-  const float *erase = {}, *write = {};       // [tokens,HV,K], [tokens,HV,V]; null: beta
+struct Channel : Problem<T> {  // here g is [tokens,HV,K]
+  // [tokens,HV,K], [tokens,HV,V]; null: beta. All three null (gated linear attention): nothing is
+  // erased, b = 0, and v is written as it is, w = 1.
+  const float *erase = {}, *write = {};
   T* scores = {};                             // P [HV,tokens,C]
   T *queries = {}, *erased = {}, *kept = {};  // scale q∘γ, b∘k∘γ, k∘τ [HV,tokens,K]
   T* written = {};                            // w∘V [HV,tokens,V], or null
   float* total = {};                          // γ_n, then β (1 where there is w) [chunks,HV,K+64]
 
+  __device__ __forceinline__ float erase_strength(int64_t t, int hv) const {
+    return this->beta ? this->beta[t * this->value_heads + hv] : 0.f;
+  }
+  __device__ __forceinline__ float write_strength(int64_t t, int hv) const {
+    return this->beta ? this->beta[t * this->value_heads + hv] : 1.f;
+  }
   __host__ __device__ int64_t gate_at(int64_t t, int hv) const {
     return (t * this->value_heads + hv) * this->key_dim;
   }
@@ -64,8 +72,11 @@ __device__ __forceinline__ void load_own_erased(float (&b)[kSub], const float (&
                                                 bool inside) {
   if (p.erase) {
     load_own(b, p.erase + p.gate_at(span.first, hv) + channel, p.gate_stride(), span.rows, inside);
-  } else {
+  } else if (p.beta) {
     load_own(b, p.beta + span.first * p.value_heads + hv, p.value_heads, span.rows, true);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSub; ++i) b[i] = 0.f;
   }
 #pragma unroll
   for (int i = 0; i < kSub; ++i) b[i] *= k[i];

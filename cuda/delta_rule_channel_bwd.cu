@@ -223,7 +223,7 @@ __device__ __forceinline__ void value_gradients(const Backward<T>& p, Span span,
     const bool inside = r < span.rows && v0 + lane < p.value_dim;
     const int64_t at = p.value_at(span.first + r, hv) + v0 + lane;
     v[i] = inside ? to_float(p.v[at]) : 0.f;
-    w[i] = !inside ? 0.f : p.write ? p.write[at] : p.beta[(span.first + r) * p.value_heads + hv];
+    w[i] = !inside ? 0.f : p.write ? p.write[at] : p.write_strength(span.first + r, hv);
   }
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
@@ -459,7 +459,7 @@ __device__ __forceinline__ void write_own(const Backward<T>& p, Span span, int h
     if (channel >= p.key_dim || r >= span.rows) continue;
     const int64_t gate = p.gate_at(span.first + r, hv) + channel;
     const int64_t key = p.key_at(span.first + r, hv) + channel;
-    const float b = p.erase ? p.erase[gate] : p.beta[(span.first + r) * p.value_heads + hv];
+    const float b = p.erase ? p.erase[gate] : p.erase_strength(span.first + r, hv);
     const float dk = x.dk[i] + b * x.db[i];
     if (p.dq) p.dq[key] = from_float<T>(x.dq[i]);
     if (p.dk) p.dk[key] = from_float<T>(dk);

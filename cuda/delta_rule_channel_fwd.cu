@@ -53,7 +53,7 @@ __device__ __forceinline__ void load_weights(const Channel<T>& p, Span span, int
     w[i] = 0.f;
     if (r >= span.rows || v0 + c >= p.value_dim) continue;
     w[i] = p.write ? p.write[p.value_at(span.first + r, hv) + v0 + c]
-                   : p.beta[(span.first + r) * p.value_heads + hv];
+                   : p.write_strength(span.first + r, hv);
   }
 }
 

@@ -14,7 +14,7 @@ template <class T>
 struct Step {
   const T *q, *k, *v;          // [B,H,K], [B,HV,V]
   const float *g, *beta;       // [B,HV] or [B,HV,K]; [B,HV]
-  const float *erase, *write;  // [B,HV,K], [B,HV,V]; null: beta
+  const float *erase, *write;  // [B,HV,K], [B,HV,V]; null: beta; all three: 0 and 1
   float* state;                // [B,HV,K,V]
   T* o;                        // [B,HV,V]
   int32_t* positive_decay;     // device flag
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1) step_kerne
       float w[V];
       if (p.write) load_pack(w, p.write + value);
 #pragma unroll
-      for (int e = 0; e < V; ++e) v[e] *= p.write ? w[e] : beta;
+      for (int e = 0; e < V; ++e) v[e] *= p.write ? w[e] : p.beta ? beta : 1.f;
     }
     float u[V] = {};  // 2
 #pragma unroll

@@ -23,9 +23,9 @@ struct ChannelArrays {
         beta(p.beta ? p.beta.data<T>() : nullptr),
         erase(p.erase ? p.erase.data<T>() : nullptr),
         write(p.write ? p.write.data<T>() : nullptr),
-        a(saved.a.data<T>()),
+        a(saved.a ? saved.a.data<T>() : nullptr),
         states(saved.states.data<T>()),
-        values(saved.values.data<T>()) {}
+        values(saved.values ? saved.values.data<T>() : nullptr) {}
   const Plan& plan;
   T scale;
   const T *q, *k, *v, *g;

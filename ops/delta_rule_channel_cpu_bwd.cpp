@@ -10,7 +10,7 @@
 // of larger sums, so it stays accurate where the decay is near zero.
 #include <cmath>
 
-#include "ops/delta_rule_channel_cpu.h"
+#include "ops/delta_rule_channel_gradients.h"
 
 namespace ebb::cpu {
 namespace {
@@ -63,78 +63,6 @@ void reverse_scan(const Pass<T>& in, int64_t n, int64_t head, int64_t v0, int64_
     gemm<Write::subtract>(plan.k, width, c.rows, columns(w.bh, wk), w.x, width, w.ds, width);
   }
   if (in.dh0) unpack(w.ds, width, plan.k, cols, in.dh0 + state, plan.v);
-}
-
-// Adds to w.dq, w.p and w.r what sub-chunk I reads of J < I, and to the parts of dg whose exponents
-// span that pair: from a row of I on, up to a column of J, and of the sub-chunks between whole.
-// w.p3 = dP, w.p4 = dM; w.qh = q∘head, w.bh = b∘head, w.kt = k∘tail.
-template <class T>
-void pair_gradients(int64_t I, int64_t J, ChannelWorkspace<T>& w) {
-  const int64_t wk = w.wk, first = w.first(I), n = w.end(I) - first, column = w.first(J);
-  const int64_t columns_before = w.end(J) - column;  // a full sub-chunk
-  const int64_t block = first * w.wc + column;
-  exp_of_sums(w, J + 1, I, w.gap);
-  gemm<Write::set>(n, wk, columns_before, rows(w.p3 + block, w.wc), w.kt + column * wk, wk, w.x1,
-                   wk);
-  gemm<Write::set>(n, wk, columns_before, rows(w.p4 + block, w.wc), w.kt + column * wk, wk, w.x2,
-                   wk);
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t d = 0; d < wk; ++d) {
-      const int64_t at = (first + i) * wk + d;
-      const T q = w.head[at] * w.gap[d] * w.x1[i * wk + d];
-      const T p = w.head[at] * w.gap[d] * w.x2[i * wk + d];
-      const T z = w.q[at] * q + w.b[at] * p;
-      w.dq[at] += q;
-      w.p[at] += p;
-      w.off_row[at] += z;
-      for (int64_t a = J + 1; a < I; ++a) w.across[a * wk + d] += z;
-    }
-  gemm<Write::set>(columns_before, wk, n, columns(w.p3 + block, w.wc), w.qh + first * wk, wk, w.x1,
-                   wk);
-  gemm<Write::add>(columns_before, wk, n, columns(w.p4 + block, w.wc), w.bh + first * wk, wk, w.x1,
-                   wk);
-  for (int64_t j = 0; j < columns_before; ++j)
-    for (int64_t d = 0; d < wk; ++d) {
-      const int64_t at = (column + j) * wk + d;
-      const T r = w.tail[at] * w.gap[d] * w.x1[j * wk + d];
-      w.r[at] += r;
-      w.off_col[at] += w.k[at] * r;
-    }
-}
-
-// The same inside sub-chunk I, channel by channel; w.cross_t = Σ_{i>=t>j} Z_ij with
-// Z_ij = (dP_ij q_i + dM_ij b_i k_i)∘k_j∘E_ij.
-template <class T>
-void diagonal_gradients(int64_t I, ChannelWorkspace<T>& w) {
-  const int64_t wk = w.wk, first = w.first(I), n = w.end(I) - first;
-  for (int64_t d = 0; d < wk; d += kLanes<T>) {
-    const auto at = [&](int64_t i) { return (first + i) * wk + d; };
-    for (int64_t i = 0; i < n; ++i) store(w.cross + at(i), Vec<T>{});
-    for (int64_t j = 0; j < n; ++j) {
-      const Vec<T> k = load(w.k + at(j));
-      const T* p = w.p3 + (first + j) * w.wc + first + j;
-      Vec<T> decay = Vec<T>{} + T(1), z[kSub];
-      store(w.dq + at(j), load(w.dq + at(j)) + *p * k);
-      Vec<T> r = load(w.r + at(j)) + *p * load(w.q + at(j));
-      for (int64_t i = j + 1; i < n; ++i) {
-        decay *= load(w.alpha + at(i));
-        const int64_t score = (first + i) * w.wc + first + j;
-        const T dp = w.p3[score], dm = w.p4[score];
-        const Vec<T> key = k * decay;
-        store(w.dq + at(i), load(w.dq + at(i)) + dp * key);
-        store(w.p + at(i), load(w.p + at(i)) + dm * key);
-        const Vec<T> y = dp * load(w.q + at(i)) + dm * load(w.b + at(i));
-        r += y * decay;
-        z[i] = y * key;
-      }
-      store(w.r + at(j), r);
-      Vec<T> sum{};
-      for (int64_t t = n - 1; t > j; --t) {
-        sum += z[t];
-        store(w.cross + at(t), load(w.cross + at(t)) + sum);
-      }
-    }
-  }
 }
 
 // w.p3 = dP, w.p4 = dM from dO (w.v), V' and X [n,wv].
@@ -215,8 +143,8 @@ void chunk_gradients(const Pass<T>& in, int64_t chunk, int64_t head, ChannelWork
   }
   std::fill(w.across, w.across + w.subs * wk, T(0));
   for (int64_t I = 0; I < w.subs; ++I) {
-    for (int64_t J = 0; J < I; ++J) pair_gradients(I, J, w);
-    diagonal_gradients(I, w);
+    for (int64_t J = 0; J < I; ++J) pair_gradients<true>(I, J, w);
+    diagonal_gradients<true>(I, w);
   }
   value_gradients(in, c, head, x, w);
   if (in.dg) {

@@ -1,6 +1,7 @@
 #include "ops/gated_linear_attention.h"
 
 #include "ops/delta_rule_checks.h"
+#include "ops/linear_attention_channel.h"
 #include "ops/rows.h"
 
 namespace ebb {
@@ -84,6 +85,7 @@ void backward_pass(BackwardContext& ctx, LinearAttentionProblem p) {
 LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const Var& v, const Var& g,
                                              const Var& h0, const LinearAttentionOptions& options) {
   const OpScope scope(kOp);
+  if (g.defined() && g.dim() == 4) return channel_linear_attention(q, k, v, g, h0, options);
   const LinearAttentionProblem p =
       checked(q.value(), k.value(), v.value(), g.value(), h0.value(), options);
   const Tensor o = Tensor::empty_like(p.v);
@@ -113,6 +115,11 @@ Tensor gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tenso
   constexpr const char* op = "gated_linear_attention_step";
   const OpScope scope(op);
   const Tensor &weight = options.weight, &skip = options.skip;
+  if (g.defined() && g.dim() == 3) {
+    check(!weight.defined() && !skip.defined(),
+          "{}: weight and skip belong to one decay per head; g is {}", op, g.shape());
+    return channel_linear_attention_step(q, k, v, g, state, options.scale);
+  }
   check_heads(op, q, k, v, 3);
   const Shape gates = v.shape().first(2);
   check_gate(op, "g", g, gates, v);
@@ -139,24 +146,26 @@ Cost gated_linear_attention_cost(Pass pass, const LinearAttentionSize& s, DType 
   const double c = double(s.chunk), k = double(s.key_dim), v = double(s.value_dim);
   const double chunks = double(s.batch) * std::ceil(double(s.time) / c);
   const double heads = double(s.heads), groups = double(s.groups);
-  const double keys = tokens * groups * k * item;   // one of q, k
-  const double values = tokens * heads * v * item;  // one of v, o
-  const double gates = tokens * heads * double(item_size(accumulate_type(dtype)));
+  const double scored = s.by_channel ? heads : groups;  // q kᵀ once per group, or with its decays
+  const double keys = tokens * groups * k * item;       // one of q, k
+  const double values = tokens * heads * v * item;      // one of v, o
+  const double gates =
+      tokens * heads * (s.by_channel ? k : 1) * double(item_size(accumulate_type(dtype)));
   const double kept = saves ? chunks * heads * k * v * item : 0;  // the states
   if (pass == Pass::forward)
     return {2 * keys + 2 * values + gates + kept,
-            2 * chunks * (groups * c * c * k + heads * (c * c * v + 2 * c * k * v))};
+            2 * chunks * (scored * c * c * k + heads * (c * c * v + 2 * c * k * v))};
   return {4 * keys + 3 * values + 2 * gates + kept,
-          2 * chunks * (groups * c * c * k + heads * (2 * c * c * (k + v) + 4 * c * k * v))};
+          2 * chunks * (scored * c * c * k + heads * (2 * c * c * (k + v) + 4 * c * k * v))};
 }
 
 Cost gated_linear_attention_step_cost(const LinearAttentionSize& s, DType dtype) {
   const double item = double(item_size(dtype)), gate = double(item_size(accumulate_type(dtype)));
   const double heads = double(s.batch * s.heads);
   const double k = double(s.key_dim), v = double(s.value_dim);
-  return {
-      heads * (2 * k * v * gate + 2 * v * item + gate) + double(s.batch * s.groups) * 2 * k * item,
-      heads * 5 * k * v};
+  return {heads * (2 * k * v * gate + 2 * v * item + (s.by_channel ? k : 1) * gate) +
+              double(s.batch * s.groups) * 2 * k * item,
+          heads * 5 * k * v};
 }
 
 }  // namespace ebb

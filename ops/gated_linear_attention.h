@@ -1,17 +1,24 @@
-// Gated linear attention with scalar decay (models.md 4.1): one log decay per token and head.
-// RetNet, TNL and scalar gates are this operator; Mamba-2's SSD (ops/ssd.h) is this operator with
-// B as k, C as q and the step Δ as weight. Per sequence and head, with group = h / (H/G),
+// Gated linear attention (models.md 4.1, 4.2): one log decay per token and head, or one for each of
+// its key channels. RetNet, TNL and scalar gates are the first; Mamba-2's SSD (ops/ssd.h) is it
+// with B as k, C as q and the step Δ as weight. GLA, HGRN2 and LightNet are the second. Per
+// sequence and head, with group = h / (H/G),
 //   S_t = e^{g_t} S_{t−1} + w_t k_t v_tᵀ      o_t = scale · S_tᵀ q_t + skip·v_t
+// where e^{g_t} is a number or a diagonal matrix.
 //
 //   LinearAttentionOutput r = gated_linear_attention(q, k, v, g, {}, {.scale = 0.125});
 //   LinearAttentionOutput p = gated_linear_attention(q, k, v, g, h0,
 //       {.want_final_state = true, .layout = SeqLayout::packed({0, 3, 3, 8}), .memory_chunk =
 //       256});
+//   LinearAttentionOutput s = gated_linear_attention(q, {}, v, g, h0);   // k = 1 − e^g
 //
 // q, k [B,T,G,K] and v [B,T,H,V], H a multiple of G: f32, f64 (CPU) or bf16 (CUDA), any strides.
 // g and the optional weight w [B,T,H], the optional skip [H] and h0 [N,H,K,V]: f32 (f64 beside
 // f64). g is a natural-log decay <= 0 (−inf clears the state); a positive one is an Error on the
 // CPU and raises DeviceFlag::positive_decay on the GPU. K, V: 1...256; T, B, N may be 0.
+//
+// g [B,T,H,K] is a decay per channel (ops/linear_attention_channel.h). Then k may be undefined: the
+// key is shared with the decay, k = 1 − e^g (H = G), and dg receives −e^g dk. There is no weight,
+// skip or memory_chunk with it.
 //
 // Returns o [B,T,H,V] in v's dtype; if asked for, ht [N,H,K,V] in h0's, the state after each
 // sequence's last token (h0 where it has none); and, for memory_chunk = S > 0, what each run of S
@@ -50,10 +57,10 @@ LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const V
                                              const Var& h0 /*may be undefined*/,
                                              const LinearAttentionOptions& options = {});
 
-// One token of decoding, nothing recorded: q, k [B,G,K], v [B,H,V], g and weight (or undefined)
-// [B,H], skip [H] or undefined, and the state [B,H,K,V] (f32; f64 beside f64; dense), which is
-// updated in place. Returns o [B,H,V]. A positive g is an Error on the CPU, before the state is
-// touched.
+// One token of decoding, nothing recorded: q, k [B,G,K], v [B,H,V], g [B,H] or [B,H,K] (then k may
+// be undefined), weight (or undefined) [B,H], skip [H] or undefined, and the state [B,H,K,V] (f32;
+// f64 beside f64; dense), which is updated in place. Returns o [B,H,V]. A positive g is an Error on
+// the CPU, before the state is touched.
 struct LinearAttentionStep {
   double scale = 1;
   Tensor weight = {}, skip = {};
@@ -68,6 +75,7 @@ Tensor gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tenso
 struct LinearAttentionSize {
   int64_t batch = 1, time = 0, groups = 1, heads = 1, key_dim = 64, value_dim = 64;
   int64_t chunk = 64;
+  bool by_channel = false;
 };
 Cost gated_linear_attention_cost(Pass pass, const LinearAttentionSize& s, DType dtype,
                                  bool saves = true);

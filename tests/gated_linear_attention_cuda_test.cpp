@@ -4,11 +4,14 @@
 #include "tensor/random.h"
 #include "tests/cuda_fixture.h"
 #include "tests/linear_attention_cases.h"
+#include "tests/linear_attention_channel_cases.h"
 
 namespace ebb::testing {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Cuda, LinearAttention, ::testing::Values(Device::cuda()), device_name);
+INSTANTIATE_TEST_SUITE_P(Cuda, ChannelLinearAttention, ::testing::Values(Device::cuda()),
+                         device_name);
 
 class LinearAttentionCuda : public CudaTest {};
 

@@ -14,7 +14,7 @@
 namespace ebb::testing {
 
 // Inputs and upstream gradients in f64 on the CPU; run() converts them. h0, weight, skip, dht and
-// dcontributions may be undefined.
+// dcontributions may be undefined, and k where g is a decay per channel: the key is then shared.
 struct GlaInputs {
   Tensor q, k, v, g, h0, weight, skip, d_o, dht, dcontributions;
   double scale = 1;
@@ -23,6 +23,7 @@ struct GlaInputs {
 };
 struct GlaShape {
   int64_t batch = 1, time = 1, groups = 1, heads = 1, key_dim = 16, value_dim = 16;
+  bool by_channel = false;  // g [B,T,H,K]; no weight and no skip
 };
 struct GlaResult {
   Tensor o, ht, contributions, dq, dk, dv, dg, dh0, dweight, dskip;
@@ -48,6 +49,10 @@ inline GlaInputs gla_inputs(const GlaShape& s, uint64_t seed = 3, std::vector<in
   if (memory)
     in.dcontributions =
         draw.normal({layout.chunk_count(s.batch, s.time, memory), s.heads, s.key_dim, s.value_dim});
+  if (s.by_channel) {
+    in.weight = in.skip = {};
+    in.g = draw.uniform({s.batch, s.time, s.heads, s.key_dim}, -1.5, 0);
+  }
   in.scale = 1 / std::sqrt(double(s.key_dim));
   in.cu = std::move(cu);
   in.memory = memory;
@@ -88,16 +93,18 @@ inline GlaResult run(const GlaInputs& in, DType dtype, Device device) {
 inline GlaResult exact(const GlaInputs& in, DType dtype = DType::f64) {
   const DType gate = accumulate_type(dtype);
   const auto round = [](const Tensor& t, DType to) { return t ? t.to(to).to(DType::f64) : t; };
-  reference::LinearAttention r({round(in.q, dtype), round(in.k, dtype), round(in.v, dtype),
-                                round(in.g, gate), round(in.h0, gate), round(in.weight, gate),
-                                round(in.skip, gate), in.scale, in.cu, in.memory});
+  const Tensor g = round(in.g, gate), k = in.k ? round(in.k, dtype) : reference::shared_key(g);
+  reference::LinearAttention r({round(in.q, dtype), k, round(in.v, dtype), g, round(in.h0, gate),
+                                round(in.weight, gate), round(in.skip, gate), in.scale, in.cu,
+                                in.memory});
   r.backward(round(in.d_o, dtype), round(in.dht, gate), round(in.dcontributions, dtype));
+  if (!in.k) reference::add_shared_key_gradient(g, r.dk, r.dg);
   const auto when = [](bool on, const Tensor& t) { return on ? t : Tensor(); };
   return {r.o,
           when(in.dht.defined(), r.ht),
           when(in.memory > 0, r.contributions),
           r.dq,
-          r.dk,
+          when(in.k.defined(), r.dk),
           r.dv,
           r.dg,
           when(in.h0.defined(), r.dh0),

@@ -71,7 +71,9 @@ class Draw {
 };
 
 // Rows by family, one function per file in tests/op_rows.
+std::vector<OpRow> attention_rows(Draw& draw);
 std::vector<OpRow> conv_rows(Draw& draw);
+std::vector<OpRow> decay_rows(Draw& draw);
 std::vector<OpRow> delta_rule_rows(Draw& draw);
 std::vector<OpRow> delta_rule_channel_rows(Draw& draw);
 std::vector<OpRow> dplr_rows(Draw& draw);

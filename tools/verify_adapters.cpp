@@ -1,5 +1,6 @@
 // The golden operators in terms of ebb's: names and layouts of the golden files on one side, our
 // functions on the other. A new operator is one function and one line in the list.
+#include "ops/attention.h"
 #include "ops/causal_conv1d.h"
 #include "ops/channel_mix.h"
 #include "ops/cross_entropy.h"
@@ -14,6 +15,7 @@
 #include "ops/matmul.h"
 #include "ops/movement.h"
 #include "ops/rms_norm.h"
+#include "ops/rotary.h"
 #include "ops/sigmoid_gate.h"
 #include "ops/ssd.h"
 #include "ops/state_memory_attention.h"
@@ -95,6 +97,21 @@ CaseOutputs run_rms_norm(const CaseInputs& in) {
   return {{"y", r.y}, {"res_out", r.u}};
 }
 
+CaseOutputs run_rope_attention(const CaseInputs& in) {
+  const double base = in.number("rope_base");
+  const Var q = rotary(in["q"], {.base = base, .offset = in.whole("q_position_offset")});
+  const Var k = rotary(in["k"], {.base = base});
+  const Attention r =
+      attention(q, k, in["v"],
+                {.scale = in.number("scale"), .window = in.has("window") ? in.whole("window") : 0});
+  return {{"o", r.o}, {"lse", r.lse}};
+}
+
+CaseOutputs run_rotary(const CaseInputs& in) {
+  return {{"y", rotary(in["x"],
+                       {.base = in.number("rope_base"), .offset = in.whole("position_offset")})}};
+}
+
 CaseOutputs run_rwkv7(const CaseInputs& in) {
   const DplrOutput r = dplr(in["r"], in["w"], in["k"], in["v"], in["a"], in["b"], in["h0"],
                             {.scale = in.number("scale"), .want_final_state = true});
@@ -109,7 +126,8 @@ CaseOutputs run_short_conv(const CaseInputs& in) {
   return {{"y", r.y}, {"cache_out", r.final_state}};
 }
 
-CaseOutputs run_simple_gla(const CaseInputs& in) {
+// gla and simple_gla: a decay per channel or per head.
+CaseOutputs run_gla(const CaseInputs& in) {
   const LinearAttentionOutput r =
       gated_linear_attention(in["q"], in["k"], in["v"], in["g"], in["h0"],
                              {.scale = in.number("scale"), .want_final_state = true});
@@ -162,6 +180,7 @@ const std::vector<Adapter>& adapters() {
       {"gated_rms_norm", run_gated_rms_norm, {"weight"}},
       {"gdn2", run_gdn2, {"g", "b", "w", "h0"}},
       {"gdn_gate", run_gdn_gate, {"A_log", "dt_bias"}},
+      {"gla", run_gla, {"g", "h0"}},
       {"group_norm", run_group_norm, {"weight", "bias"}},
       {"kda", run_kda, {"g", "beta", "h0"}},
       {"kda_gate", run_kda_gate, {"A_log", "dt_bias"}},
@@ -169,9 +188,11 @@ const std::vector<Adapter>& adapters() {
       {"layer_norm", run_layer_norm, {"weight", "bias"}},
       {"mamba2_gated_rms_norm", run_mamba2_gated_rms_norm, {"weight"}},
       {"rms_norm", run_rms_norm, {"weight"}},
+      {"rope_attention", run_rope_attention},
+      {"rotary", run_rotary},
       {"rwkv7", run_rwkv7, {"w", "h0"}},
       {"short_conv", run_short_conv, {"weight", "bias", "cache"}},
-      {"simple_gla", run_simple_gla, {"g", "h0"}},
+      {"simple_gla", run_gla, {"g", "h0"}},
       {"sma", run_sma, {"la"}},
       {"ssd", run_ssd, {"A", "D", "dt", "dt_bias", "h0"}},
       {"swiglu", run_swiglu},

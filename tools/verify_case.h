@@ -26,7 +26,9 @@ class CaseInputs {
   CaseInputs(const nlohmann::json& parameters, std::map<std::string, Var> inputs)
       : parameters_(parameters), inputs_(std::move(inputs)) {}
   Var operator[](const std::string& name) const;
-  bool has(const std::string& parameter) const { return parameters_.contains(parameter); }
+  bool has(const std::string& parameter) const {  // null counts as absent
+    return parameters_.contains(parameter) && !parameters_[parameter].is_null();
+  }
   double number(const std::string& parameter) const;
   int64_t whole(const std::string& parameter) const;
   std::string text(const std::string& parameter) const;

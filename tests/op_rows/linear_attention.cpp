@@ -14,6 +14,7 @@ struct Case {
   int64_t batch = 1, time = 1, groups = 1, heads = 1, key_dim = 8, value_dim = 8;
   std::vector<int64_t> cu = {};
   bool h0 = true, final_state = true, weight = false, skip = false;
+  bool by_channel = false, shared = false;  // g [B,T,H,K]; k = 1 − e^g
   int64_t memory = 0;
   Decay decay = Decay::usual;
   int64_t chunk = 64;
@@ -24,6 +25,11 @@ struct Case {
   int64_t sequences() const { return cu.empty() ? batch : int64_t(cu.size()) - 1; }
   Shape keys() const { return {batch, time, groups, key_dim}; }
   Shape values() const { return {batch, time, heads, value_dim}; }
+  Shape gates() const {
+    Shape s = values().first(3);
+    if (by_channel) s.push_back(key_dim);
+    return s;
+  }
   Shape state() const { return {sequences(), heads, key_dim, value_dim}; }
   SeqLayout layout(Device device) const {
     return cu.empty() ? SeqLayout() : SeqLayout::packed(cu, device);
@@ -150,6 +156,76 @@ std::vector<Case> cases() {
   };
 }
 
+// A decay per channel.
+std::vector<Case> channel_cases() {
+  std::vector<Case> all = {
+      {.name = "t1", .batch = 2, .groups = 2, .heads = 4, .key_dim = 16, .value_dim = 32},
+      {.name = "tiny", .time = 3, .key_dim = 2, .value_dim = 2},
+      {.name = "tiny_shared", .time = 3, .key_dim = 2, .value_dim = 2, .shared = true},
+      {.name = "t17_odd", .time = 17, .heads = 2, .key_dim = 5, .value_dim = 7},
+      {.name = "t63_nostate", .time = 63, .key_dim = 16, .h0 = false, .final_state = false},
+      {.name = "t64", .batch = 2, .time = 64, .key_dim = 32, .value_dim = 16},
+      {.name = "t65", .time = 65, .groups = 2, .heads = 2, .key_dim = 16, .value_dim = 32},
+      {.name = "t97_noh0", .batch = 2, .time = 97, .key_dim = 16, .value_dim = 33, .h0 = false},
+      {.name = "t200_k128_v64", .time = 200, .heads = 2, .key_dim = 128, .value_dim = 64},
+      {.name = "shared",
+       .batch = 2,
+       .time = 80,
+       .groups = 4,
+       .heads = 4,
+       .key_dim = 64,
+       .value_dim = 64,
+       .shared = true},
+      {.name = "shared_odd", .time = 41, .key_dim = 7, .value_dim = 9, .shared = true},
+      {.name = "grouped",
+       .batch = 2,
+       .time = 80,
+       .groups = 2,
+       .heads = 6,
+       .key_dim = 16,
+       .value_dim = 16},
+      {.name = "packed",
+       .time = 200,
+       .heads = 2,
+       .key_dim = 16,
+       .value_dim = 24,
+       .cu = {0, 0, 1, 66, 66, 130, 197, 200, 200}},
+      {.name = "packed_rows",
+       .batch = 2,
+       .time = 70,
+       .groups = 2,
+       .heads = 2,
+       .key_dim = 7,
+       .value_dim = 5,
+       .cu = {0, 65, 65, 140},
+       .h0 = false,
+       .shared = true},
+      {.name = "extreme",
+       .time = 150,
+       .heads = 2,
+       .key_dim = 16,
+       .value_dim = 16,
+       .decay = Decay::extreme},
+      {.name = "ungated", .time = 100, .key_dim = 16, .value_dim = 16, .decay = Decay::none},
+      {.name = "empty", .batch = 2, .time = 0, .heads = 2},
+      {.name = "no_batch", .batch = 0, .time = 5, .heads = 2},
+      {.name = "chunk1", .time = 9, .heads = 2, .chunk = 1},
+      {.name = "chunk50", .time = 120, .key_dim = 16, .value_dim = 16, .chunk = 50},
+      {.name = "chunk256", .time = 300, .key_dim = 16, .value_dim = 16, .chunk = 256},
+      {.name = "k256_v256",
+       .batch = 2,
+       .time = 70,
+       .key_dim = 256,
+       .value_dim = 256,
+       .cu = {0, 30, 35, 70, 140}},
+  };
+  for (Case& c : all) {
+    c.name = "channel_" + c.name;
+    c.by_channel = true;
+  }
+  return all;
+}
+
 std::vector<Var> outputs(const Var& o, const Var& ht, const Var& contributions) {
   std::vector<Var> all{o};
   if (ht) all.push_back(ht);
@@ -167,18 +243,19 @@ OpCase attention_case(Draw& draw, const Case& s) {
   OpCase c;
   c.name = s.name;
   const double scale = 1 / std::sqrt(double(s.key_dim));
-  const Shape gates = s.values().first(3);
+  const Shape gates = s.gates();
   const auto when = [](bool on, Tensor t) { return on ? t : Tensor(); };
-  c.inputs = {
-      {"q", draw.normal(s.keys())},
-      {"k", draw.normal(s.keys())},
-      {"v", draw.normal(s.values())},
-      {.name = "g",
-       .value = when(s.decay != Decay::none, log_decays(draw, gates, s.decay)),
-       .parameter = true},
-      {.name = "h0", .value = when(s.h0, draw.normal(s.state())), .parameter = true},
-      {.name = "weight", .value = when(s.weight, draw.uniform(gates, 0.1, 1)), .parameter = true},
-      {.name = "skip", .value = when(s.skip, draw.normal({s.heads})), .parameter = true}};
+  c.inputs = {{"q", draw.normal(s.keys())},
+              {"k", when(!s.shared, draw.normal(s.keys()))},
+              {"v", draw.normal(s.values())},
+              {.name = "g",
+               .value = when(s.decay != Decay::none, log_decays(draw, gates, s.decay)),
+               .parameter = true},
+              {.name = "h0", .value = when(s.h0, draw.normal(s.state())), .parameter = true},
+              {.name = "weight",
+               .value = when(s.weight, draw.uniform(s.values().first(3), 0.1, 1)),
+               .parameter = true},
+              {.name = "skip", .value = when(s.skip, draw.normal({s.heads})), .parameter = true}};
   // A decay of exactly 1 is a constant here: finite differences would make g positive.
   c.run = [s, scale, gates](std::span<const Var> in) {
     const Var g =
@@ -195,8 +272,9 @@ OpCase attention_case(Draw& draw, const Case& s) {
   };
   c.reference = [s, scale, gates](std::span<const Tensor> in) {
     const Tensor g = in[3] ? in[3] : Tensor::zeros(gates, DType::f64);
+    const Tensor k = in[1] ? in[1] : reference::shared_key(g);
     return outputs(reference::LinearAttention(
-                       {in[0], in[1], in[2], g, in[4], in[5], in[6], scale, s.cu, s.memory}),
+                       {in[0], k, in[2], g, in[4], in[5], in[6], scale, s.cu, s.memory}),
                    s);
   };
   c.jacobian = s.batch * s.time * s.heads * s.value_dim <= 12;
@@ -412,6 +490,25 @@ std::vector<OpError> attention_errors() {
         }),
       e("positive", "g\\[0,2,3\\] = 0.5 is positive; want log decays <= 0",
         [](Call& c) { c.g.select(1, 2).select(1, 3).fill_(0.5); }),
+      e("channel_gate", "g is \\[1,4,4,7\\], want \\[1,4,4,8\\]",
+        [](Call& c) {
+          c.g = Tensor::zeros({1, 4, 4, 7});
+        }),
+      e("channel_weight", "weight, skip and memory_chunk belong to one decay per head",
+        [](Call& c) {
+          c.g = Tensor::zeros({1, 4, 4, 8});
+          c.options.weight = Tensor::zeros({1, 4, 4});
+        }),
+      e("shared_heads", "k is shared with the decays of 4 heads, q has 2; want as many",
+        [](Call& c) {
+          c.g = Tensor::zeros({1, 4, 4, 8});
+          c.k = {};
+        }),
+      e("channel_positive", "g\\[0,2,3,1\\] = 0.5 is positive; want log decays <= 0",
+        [](Call& c) {
+          c.g = Tensor::zeros({1, 4, 4, 8});
+          c.g.select(1, 2).select(1, 3).select(1, 1).fill_(0.5);
+        }),
       {"step_state",
        [] {
          gated_linear_attention_step(Tensor::zeros({1, 2, 8}), Tensor::zeros({1, 2, 8}),
@@ -482,6 +579,8 @@ std::vector<OpRow> linear_attention_rows(Draw& draw) {
   for (const Case& s : cases()) attention.cases.push_back(attention_case(draw, s));
   OpRow ssd_row{.op = "ssd", .errors = ssd_errors()};
   for (const Case& s : ssd_cases()) ssd_row.cases.push_back(ssd_case(draw, s));
+  // Drawn last: the numbers of the other cases stay what they were.
+  for (const Case& s : channel_cases()) attention.cases.push_back(attention_case(draw, s));
   return {attention, ssd_row};
 }
 

@@ -1,5 +1,5 @@
-// Gated linear attention with scalar decay, token by token in f64, and its adjoint: the oracle of
-// every chunked version.
+// Gated linear attention, token by token in f64, and its adjoint: the oracle of every chunked
+// version. g is one log decay per head or one per key channel.
 //   S_t = e^{g_t} S_{t−1} + w_t k_t v_tᵀ     o_t = scale·S_tᵀ q_t + skip·v_t
 // and the same recurrence started from zero every `memory` tokens, whose last state is a
 // contribution. Dense f64 CPU tensors in, fresh ones out. cu: offsets of packed sequences over the
@@ -15,7 +15,7 @@ namespace ebb::testing::reference {
 struct LinearAttentionInputs {
   Tensor q, k;       // [B,T,G,K]
   Tensor v;          // [B,T,H,V]
-  Tensor g;          // [B,T,H]
+  Tensor g;          // [B,T,H] or [B,T,H,K]
   Tensor h0 = {};    // [N,H,K,V] or undefined
   Tensor w = {};     // [B,T,H] or undefined: 1
   Tensor skip = {};  // [H] or undefined: 0
@@ -31,6 +31,7 @@ class LinearAttention {
     if (cu_.empty())
       for (int64_t n = 0; n <= batch; ++n) cu_.push_back(n * time);
     groups_ = in.q.size(2), h_ = in.v.size(2), k_ = in.q.size(3), v_ = in.v.size(3);
+    by_channel_ = in.g.dim() == 4;
     first_run_.push_back(0);
     for (size_t n = 0; n + 1 < cu_.size(); ++n)
       first_run_.push_back(first_run_.back() +
@@ -45,7 +46,7 @@ class LinearAttention {
   // After backward(): gradients in the shapes of the inputs. dht, dcontributions may be undefined.
   void backward(const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions) {
     dq = Tensor::zeros_like(in_.q), dk = Tensor::zeros_like(in_.k), dv = Tensor::zeros_like(in_.v);
-    dg = Tensor::zeros_like(in_.g), dw = Tensor::zeros_like(in_.g);
+    dg = Tensor::zeros_like(in_.g), dw = Tensor::zeros(in_.v.shape().first(3), DType::f64);
     dskip = Tensor::zeros({h_}, DType::f64), dh0 = Tensor::zeros_like(ht);
     for (int64_t n = 0; n < sequences(); ++n)
       for (int64_t h = 0; h < h_; ++h) adjoint(n, h, d_o, dht, dcontributions);
@@ -65,6 +66,10 @@ class LinearAttention {
   double* gate(const Tensor& t, int64_t token, int64_t head) const {
     return t.data<double>() + token * h_ + head;
   }
+  double* decay(const Tensor& t, int64_t token, int64_t head, int64_t channel) const {
+    const int64_t row = token * h_ + head;
+    return t.data<double>() + (by_channel_ ? row * k_ + channel : row);
+  }
   double* state(const Tensor& t, int64_t row, int64_t head) const {
     return t.data<double>() + (row * h_ + head) * k_ * v_;
   }
@@ -80,9 +85,11 @@ class LinearAttention {
   }
   void advance(int64_t t, int64_t head, State& s) const {
     const double *k = key(in_.k, t, head), *v = value(in_.v, t, head);
-    const double alpha = std::exp(*gate(in_.g, t, head)), w = weight(t, head);
-    for (int64_t i = 0; i < k_; ++i)
+    const double w = weight(t, head);
+    for (int64_t i = 0; i < k_; ++i) {
+      const double alpha = std::exp(*decay(in_.g, t, head, i));
       for (int64_t j = 0; j < v_; ++j) s[at(i, j)] = alpha * s[at(i, j)] + w * k[i] * v[j];
+    }
   }
   bool opens(int64_t n, int64_t t) const {
     return in_.memory && (t - cu_[size_t(n)]) % in_.memory == 0;
@@ -141,12 +148,13 @@ class LinearAttention {
                      const State& before, const State& memory_before, State& ds, State& dm) {
     const double *q = key(in_.q, t, head), *k = key(in_.k, t, head), *v = value(in_.v, t, head);
     const double* y = value(d_o, t, head);
-    const double alpha = std::exp(*gate(in_.g, t, head)), w = weight(t, head);
+    const double w = weight(t, head);
     for (int64_t j = 0; j < v_; ++j) {
       value(dv, t, head)[j] += skip(head) * y[j];
       dskip.data<double>()[head] += v[j] * y[j];
     }
-    for (int64_t i = 0; i < k_; ++i)
+    for (int64_t i = 0; i < k_; ++i) {
+      const double alpha = std::exp(*decay(in_.g, t, head, i));
       for (int64_t j = 0; j < v_; ++j) {
         double &d = ds[at(i, j)], &e = dm[at(i, j)];
         key(dq, t, head)[i] += in_.scale * after[at(i, j)] * y[j];
@@ -154,15 +162,28 @@ class LinearAttention {
         key(dk, t, head)[i] += w * v[j] * (d + e);
         value(dv, t, head)[j] += w * k[i] * (d + e);
         *gate(dw, t, head) += k[i] * v[j] * (d + e);
-        *gate(dg, t, head) += alpha * (d * before[at(i, j)] + e * memory_before[at(i, j)]);
+        *decay(dg, t, head, i) += alpha * (d * before[at(i, j)] + e * memory_before[at(i, j)]);
         d *= alpha;
         e *= alpha;
       }
+    }
   }
 
   LinearAttentionInputs in_;
   std::vector<int64_t> cu_, first_run_;
   int64_t groups_ = 0, h_ = 0, k_ = 0, v_ = 0;
+  bool by_channel_ = false;
 };
+
+// The key that is shared with the decays, k = 1 − e^g, and what its gradient adds to theirs.
+inline Tensor shared_key(const Tensor& g) {
+  const Tensor k = Tensor::empty(g.shape(), DType::f64);
+  for (int64_t i = 0; i < g.numel(); ++i) k.data<double>()[i] = -std::expm1(g.data<double>()[i]);
+  return k;
+}
+inline void add_shared_key_gradient(const Tensor& g, const Tensor& dk, const Tensor& dg) {
+  for (int64_t i = 0; i < g.numel(); ++i)
+    dg.data<double>()[i] -= std::exp(g.data<double>()[i]) * dk.data<double>()[i];
+}
 
 }  // namespace ebb::testing::reference
