@@ -9,15 +9,22 @@ set(EBB_MODEL_SOURCES
   models/calibrate.cpp
   models/checkpoint.cpp
   models/config.cpp
+  models/config_attention.cpp
   models/config_reader.cpp
   models/dart.cpp
   models/delta.cpp
   models/delta_channel.cpp
+  models/gla.cpp
+  models/hgrn2.cpp
+  models/kv_cache.cpp
   models/language_model.cpp
+  models/lightnet.cpp
   models/mamba2.cpp
+  models/retnet.cpp
   models/rwkv7.cpp
   models/rwkv7_init.cpp
   models/tokenizer.cpp
+  models/transformer.cpp
 )
 set(EBB_TRAIN_SOURCES
   train/config.cpp

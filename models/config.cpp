@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "models/config_attention.h"
 #include "models/config_reader.h"
 #include "tensor/check.h"
 
@@ -122,9 +123,10 @@ void read_delta_fields(ConfigReader* r, ModelConfig* c) {
 
 void read_fields(ConfigReader* r, ModelConfig* c) {
   r->require("model_type", &c->model_type);
-  c->is_mamba2()  ? read_mamba2_fields(r, c)
-  : c->is_rwkv7() ? read_rwkv7_fields(r, c)
-                  : read_delta_fields(r, c);
+  is_attention_model(c->model_type) ? read_attention_fields(r, c)
+  : c->is_mamba2()                  ? read_mamba2_fields(r, c)
+  : c->is_rwkv7()                   ? read_rwkv7_fields(r, c)
+                                    : read_delta_fields(r, c);
   r->read("vocab_size", &c->vocab_size);
   r->read("num_hidden_layers", &c->num_hidden_layers);
   r->read("norm_eps", &c->norm_eps);
@@ -216,6 +218,8 @@ void validate(ConfigReader* r, const ModelConfig& c) {
                                     {"v_low_rank_dim", c.v_low_rank_dim}})
       within(key, rank, kMost);
     if (sizes) validate_rwkv7(r, c);
+  } else if (is_attention_model(c.model_type)) {
+    validate_attention(r, c);
   } else {
     within("num_v_heads", c.v_heads(), kMost);
     within("conv_size", c.conv_size, 1024);
@@ -246,6 +250,7 @@ void check_foreign(ConfigReader* r, const ModelConfig& c) {
       r->error("value_dim", fmt::format("{} is not supported; want hidden_size {} in every layer",
                                         widths.dump(), c.hidden_size));
   }
+  if (is_attention_model(c.model_type)) return check_foreign_attention(r, c);
   if (!c.is_mamba2()) return;
   for (const auto& [key, want] : {std::pair{"use_bias", false},
                                   {"rmsnorm", true},
@@ -258,8 +263,9 @@ void check_foreign(ConfigReader* r, const ModelConfig& c) {
 }  // namespace
 
 const std::vector<std::string>& model_types() {
-  static const std::vector<std::string> types = {"gated_deltanet", "kda",  "gdn2",
-                                                 "mamba2",         "dart", "rwkv7"};
+  static const std::vector<std::string> types = {"gated_deltanet", "kda",    "gdn2",       "mamba2",
+                                                 "dart",           "rwkv7",  "gla",        "hgrn2",
+                                                 "lightnet",       "retnet", "transformer"};
   return types;
 }
 
@@ -340,6 +346,7 @@ void write_delta_fields(json* out, const ModelConfig& c) {
 }
 
 std::string architecture(const std::string& model_type) {
+  if (is_attention_model(model_type)) return attention_architecture(model_type);
   if (model_type == "kda") return "KDAForCausalLM";
   if (model_type == "gdn2") return "GatedDeltaNet2ForCausalLM";
   if (model_type == "dart") return "DartForCausalLM";
@@ -355,10 +362,12 @@ json ModelConfig::to_json() const {
   j["vocab_size"] = vocab_size;
   j["hidden_size"] = hidden_size;
   j["num_hidden_layers"] = num_hidden_layers;
-  j["head_dim"] = head_dim;
-  is_mamba2()  ? write_mamba2_fields(&j, *this)
-  : is_rwkv7() ? write_rwkv7_fields(&j, *this)
-               : write_delta_fields(&j, *this);
+  const bool attention = is_attention_model(model_type);
+  if (!attention) j["head_dim"] = head_dim;
+  attention     ? write_attention_fields(&j, *this)
+  : is_mamba2() ? write_mamba2_fields(&j, *this)
+  : is_rwkv7()  ? write_rwkv7_fields(&j, *this)
+                : write_delta_fields(&j, *this);
   j["norm_eps"] = norm_eps;
   j["initializer_range"] = initializer_range;
   j["tie_word_embeddings"] = tie_word_embeddings;
@@ -369,8 +378,9 @@ json ModelConfig::to_json() const {
 }
 
 std::vector<std::string> preset_names() {
-  return {"gdn-100m",  "kda-100m",  "gdn2-100m", "mamba2-100m", "dart-100m",
-          "dart-130m", "dart-370m", "dart-780m", "rwkv7-100m"};
+  return {"gdn-100m",   "kda-100m",      "gdn2-100m",   "mamba2-100m", "dart-100m",
+          "dart-130m",  "dart-370m",     "dart-780m",   "rwkv7-100m",  "gla-100m",
+          "hgrn2-100m", "lightnet-100m", "retnet-100m", "llama-100m"};
 }
 
 namespace {
@@ -399,6 +409,10 @@ ModelConfig preset(const std::string& name) {
   if (name.starts_with("dart-") && std::find(all.begin(), all.end(), name) != all.end())
     return dart_preset(name);
   if (name == "rwkv7-100m") return rwkv7_defaults();
+  if (name == "llama-100m") return attention_defaults("transformer");
+  if (const std::string type = name.substr(0, name.find('-'));
+      name == type + "-100m" && type != "transformer" && is_attention_model(type))
+    return attention_defaults(type);
   ModelConfig c;  // the sizes of all three
   if (name == "gdn-100m") return c;
   if (name == "kda-100m" || name == "gdn2-100m") {

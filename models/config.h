@@ -46,8 +46,20 @@ struct ModelConfig {
   bool sma_normalize = true;    // of queries, verifiers and the memories' rows
   bool sma_shared_read = true;  // read memories with the scan's C, not a vector of their own
   double sma_eps = 1e-6, sma_eps_row = 1e-12;
+  // gla, hgrn2, lightnet, retnet (models/config_attention.h)
+  double expand_k = 1;
+  double gate_logit_normalizer = 16;
+  int64_t expand_ratio = 128;  // key channels of a head
+  bool use_lower_bound = true;
+  // transformer
+  std::optional<int64_t> num_kv_heads = {};  // default: num_heads
+  bool qk_norm = false, qkv_bias = false;
+  std::optional<int64_t> window_size = {};
+  double rope_theta = 10000;
+  int64_t max_position_embeddings = 4096;  // kept, not a limit
 
-  // rwkv7: ranks of its low-rank products; norms of LayerNorm kind
+  // rwkv7 (gate_low_rank_dim also of gla, lightnet): ranks of low-rank products; norms of LayerNorm
+  // kind
   int64_t decay_low_rank_dim = 64, gate_low_rank_dim = 128, a_low_rank_dim = 64;
   int64_t v_low_rank_dim = 16;
   bool norm_first = true, norm_bias = true;
@@ -60,9 +72,12 @@ struct ModelConfig {
   bool is_mamba2() const { return model_type == "mamba2" || is_dart(); }  // its blocks
   bool is_rwkv7() const { return model_type == "rwkv7"; }
   int64_t v_heads() const { return num_v_heads.value_or(num_heads); }
-  int64_t v_dim() const;           // per head
-  int64_t mlp_width() const;       // intermediate_size, or the multiple-of-256 rule
-  nlohmann::json to_json() const;  // source, with these fields set
+  int64_t v_dim() const;  // per head
+  int64_t key_heads() const { return num_kv_heads.value_or(num_heads); }
+  int64_t gla_key_width() const;    // of all heads: hidden_size·expand_k
+  int64_t gla_value_width() const;  // hidden_size·expand_v
+  int64_t mlp_width() const;        // intermediate_size, or the multiple-of-256 rule
+  nlohmann::json to_json() const;   // source, with these fields set
 };
 
 // Strict: every unknown field or bad value is an error, all reported at once. `what` names the

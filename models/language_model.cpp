@@ -5,8 +5,10 @@
 #include "models/dart.h"
 #include "models/delta.h"
 #include "models/delta_channel.h"
+#include "models/gla.h"
 #include "models/mamba2.h"
 #include "models/rwkv7.h"
+#include "models/transformer.h"
 #include "ops/elementwise.h"
 #include "ops/indexing.h"
 #include "ops/linear_cross_entropy.h"
@@ -135,8 +137,15 @@ LanguageModel::Body::Body(const ModelConfig& config)
     : embeddings(config.vocab_size, config.hidden_size),
       norm(config.hidden_size, config.norm_eps, norm_kind(config), norm_bias(config)) {
   register_module("embeddings", embeddings);
+  if (config.model_type == "hgrn2" && config.use_lower_bound) {
+    lower_bounds = register_parameter(
+        "lower_bounds",
+        Tensor::zeros({config.num_hidden_layers, config.num_heads * config.expand_ratio}),
+        WeightDecay::off);
+    lower_bounds.keep_f32();
+  }
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
-    blocks.push_back(std::make_unique<Block>(config, make_mixer(config, l), l));
+    blocks.push_back(std::make_unique<Block>(config, make_mixer(config, l, lower_bounds), l));
     register_module(fmt::format("layers.{}", l), *blocks.back());
   }
   register_module(config.is_mamba2() ? "norm_f" : "norm", norm);
@@ -250,7 +259,14 @@ void LanguageModel::use_decay_scales() {
   for (const auto& b : body_.blocks) b->mixer().use_decay_scales();
 }
 
-std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer) {
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer,
+                                  const Parameter& lower_bounds) {
+  const std::string& type = config.model_type;
+  if (type == "gla") return std::make_unique<Gla>(config);
+  if (type == "hgrn2") return std::make_unique<Hgrn2>(config, layer, lower_bounds);
+  if (type == "lightnet") return std::make_unique<LightNet>(config);
+  if (type == "retnet") return std::make_unique<RetNet>(config);
+  if (type == "transformer") return std::make_unique<SoftmaxAttention>(config);
   if (config.model_type == "kda") return std::make_unique<ChannelDeltaNet>(config, DeltaGates::kda);
   if (config.model_type == "gdn2")
     return std::make_unique<ChannelDeltaNet>(config, DeltaGates::gdn2);
@@ -274,6 +290,8 @@ void init_weights(LanguageModel& model, uint64_t seed) {
   for (const NamedParameter& p : model.named_parameters()) {
     if (p.shape.size() == 1)
       p.value().fill_(p.name.ends_with("bias") ? 0 : 1);
+    else if (p.name.ends_with("lower_bounds"))
+      p.value().fill_(0);
     else
       init_normal(p, seed, model.config().initializer_range);
     p.parameter.refresh_shadow();

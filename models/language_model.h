@@ -105,6 +105,7 @@ class LanguageModel : public Module {
   struct Body : Module {
     explicit Body(const ModelConfig& config);
     Embedding embeddings;
+    Parameter lower_bounds;  // [L,H·K], hgrn2's
     std::vector<std::unique_ptr<Block>> blocks;
     Norm norm;
   };
@@ -117,8 +118,9 @@ class LanguageModel : public Module {
   bool recompute_ = false;
 };
 
-// The mixer that the config's model_type names, for a layer.
-std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer);
+// The mixer that the config's model_type names, for a layer. lower_bounds: hgrn2's, of all layers.
+std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer,
+                                  const Parameter& lower_bounds = {});
 // The architecture with zero weights, on the CPU, in f32.
 std::unique_ptr<LanguageModel> make_model(const ModelConfig& config);
 // The public "normal" rule (Mamba-2: models/mamba2.h, RWKV-7: models/rwkv7.h): N(0,

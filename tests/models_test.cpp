@@ -125,19 +125,23 @@ TEST_P(GoldenModel, RecomputationChangesNoGradient) {
 
 INSTANTIATE_TEST_SUITE_P(Golden, GoldenModel,
                          ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda", "mamba2",
-                                           "rwkv7"));
+                                           "gla", "hgrn2", "lightnet", "retnet", "transformer",
+                                           "transformer_window_qknorm", "rwkv7"));
 
 // Known faults B44, B48: gates, norms and biases stay f32 in bf16 training and do not decay; all
 // that is left is matrices, embeddings and convolution kernels.
 TEST_P(GoldenModel, GatesAndNormsStayF32AndDoNotDecay) {
   const auto model = load_model(folder());
   if (model->config().is_rwkv7()) GTEST_SKIP() << "its tensors differ: rwkv7_test.cpp";
-  const bool mamba2 = model->config().is_mamba2();
+  const ModelConfig& config = model->config();
+  const bool mamba2 = config.is_mamba2(), transformer = config.model_type == "transformer";
+  const bool delta = config.model_type == "gated_deltanet" || config.model_type == "kda";
   model->enable_bf16();
   int gates = 0, norms = 0, matrices = 0;
   for (const NamedParameter& p : model->named_parameters()) {
     const auto is = [&](const char* part) { return p.name.find(part) != std::string::npos; };
-    const bool gate = is("A_log") || is("dt_bias") || p.name.ends_with(".D"), norm = is("norm");
+    const bool norm = is("norm");
+    const bool gate = is("A_log") || is("dt_bias") || p.name.ends_with(".D") || is("lower_bounds");
     if (gate || norm || is("bias")) {
       EXPECT_FALSE(p.parameter.shadow().defined()) << p.name;
       EXPECT_EQ(p.decay, WeightDecay::off) << p.name;
@@ -149,10 +153,11 @@ TEST_P(GoldenModel, GatesAndNormsStayF32AndDoNotDecay) {
     gates += gate, norms += norm, matrices += p.decay == WeightDecay::on;
   }
   const int layers = int(model->layers());
-  EXPECT_EQ(gates, (mamba2 ? 3 : 2) * layers);
-  EXPECT_EQ(norms,
-            (mamba2 ? 2 : 3) * layers + 1);  // before mixer and MLP, the mixer's own, the last
-  EXPECT_GE(matrices, (mamba2 ? 3 : 10) * layers);
+  EXPECT_EQ(gates, mamba2 ? 3 * layers : delta ? 2 * layers : int(config.model_type == "hgrn2"));
+  // Before mixer and MLP, the mixer's own, the last.
+  const int per_layer = mamba2 ? 2 : transformer ? (config.qk_norm ? 4 : 2) : 3;
+  EXPECT_EQ(norms, per_layer * layers + 1);
+  EXPECT_GE(matrices, (mamba2 ? 3 : delta ? 10 : 7) * layers);
 }
 
 // Known fault B28: padding on the left, cut off as a sequence of its own, whatever the batch size.
@@ -181,6 +186,7 @@ TEST(Model, PresetHasThePaperCount) {
   EXPECT_EQ(make_model(preset("gdn-100m"))->parameter_count(), 103'789'528);
   EXPECT_EQ(make_model(preset("kda-100m"))->parameter_count(), 101'690'476);
   EXPECT_EQ(make_model(preset("gdn2-100m"))->parameter_count(), 112'252'012);
+  EXPECT_EQ(make_model(preset("llama-100m"))->parameter_count(), 104'355'328);
 }
 
 TEST(Model, LoadingListsEveryMisfit) {

@@ -27,11 +27,10 @@ Tensor Draw::integers(const Shape& shape, int64_t low, int64_t high) {
 std::vector<OpRow> op_table(uint64_t seed) {
   std::vector<OpRow> table;
   uint64_t stream = 0;  // new families go to the end
-  for (const auto family :
-       {reduce_rows, matmul_rows, loss_rows, norm_rows, conv_rows, gate_rows, delta_rule_rows,
-        optimizer_rows, elementwise_rows, movement_rows, delta_rule_channel_rows,
-        linear_attention_rows, state_memory_attention_rows, dplr_rows, attention_rows,
-        decay_rows}) {
+  for (const auto family : {reduce_rows, matmul_rows, loss_rows, norm_rows, conv_rows, gate_rows,
+                            delta_rule_rows, optimizer_rows, elementwise_rows, movement_rows,
+                            delta_rule_channel_rows, linear_attention_rows,
+                            state_memory_attention_rows, dplr_rows, attention_rows, decay_rows}) {
     Draw draw(seed, stream++);
     for (OpRow& row : family(draw)) table.push_back(std::move(row));
   }

@@ -1,0 +1,182 @@
+#include "models/config_attention.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "tensor/check.h"
+
+namespace ebb {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr int64_t kMost = int64_t(1) << 31;
+
+bool is_any(const std::string& type, std::initializer_list<const char*> of) {
+  return std::any_of(of.begin(), of.end(), [&](const char* t) { return type == t; });
+}
+bool has_expansion(const ModelConfig& c) { return is_any(c.model_type, {"gla", "retnet"}); }
+bool has_ratio(const ModelConfig& c) { return is_any(c.model_type, {"hgrn2", "lightnet"}); }
+bool has_rank(const ModelConfig& c) { return is_any(c.model_type, {"gla", "lightnet"}); }
+
+void within(ConfigReader* r, const char* key, int64_t v, int64_t most) {
+  if (v < 1 || v > most)
+    r->error(key, v < 1 ? fmt::format("must be at least 1, got {}", v)
+                        : fmt::format("must be at most {}, got {}", most, v));
+}
+
+}  // namespace
+
+int64_t ModelConfig::gla_key_width() const {
+  return int64_t(std::llround(double(hidden_size) * expand_k));
+}
+int64_t ModelConfig::gla_value_width() const {
+  return int64_t(std::llround(double(hidden_size) * expand_v));
+}
+
+bool is_attention_model(const std::string& model_type) {
+  return is_any(model_type, {"gla", "hgrn2", "lightnet", "retnet", "transformer"});
+}
+
+ModelConfig attention_defaults(const std::string& model_type) {
+  ModelConfig c;
+  c.model_type = model_type;
+  c.use_short_conv = false;
+  if (model_type == "transformer") {
+    c.num_hidden_layers = 21;
+    c.num_heads = 8;
+  } else if (model_type == "retnet") {
+    c.num_heads = 8;
+    c.expand_k = 1, c.expand_v = 2;
+    c.hidden_ratio = 2;
+  } else if (model_type == "gla") {
+    c.num_heads = 4;
+    c.expand_k = 0.5, c.expand_v = 1;
+    c.gate_low_rank_dim = 16;
+  } else {
+    c.num_heads = 4;  // heads of 128 channels
+    c.gate_low_rank_dim = 128;
+  }
+  return c;
+}
+
+void read_attention_fields(ConfigReader* r, ModelConfig* c) {
+  *c = attention_defaults(c->model_type);
+  r->read("hidden_size", &c->hidden_size);
+  std::optional<int64_t> heads;
+  if (has_ratio(*c)) r->read("expand_ratio", &c->expand_ratio);
+  r->read("num_heads", &heads);
+  if (heads)
+    c->num_heads = *heads;
+  else if (has_ratio(*c))
+    c->num_heads = c->expand_ratio > 0 ? c->hidden_size / c->expand_ratio : 0;
+  if (has_expansion(*c)) {
+    r->read("expand_k", &c->expand_k);
+    r->read("expand_v", &c->expand_v);
+  }
+  if (c->model_type == "gla") r->read("gate_logit_normalizer", &c->gate_logit_normalizer);
+  if (has_rank(*c)) r->read("gate_low_rank_dim", &c->gate_low_rank_dim);
+  if (c->model_type == "hgrn2") r->read("use_lower_bound", &c->use_lower_bound);
+  if (c->model_type == "transformer") {
+    r->read("num_kv_heads", &c->num_kv_heads);
+    r->read("qk_norm", &c->qk_norm);
+    r->read("qkv_bias", &c->qkv_bias);
+    r->read("window_size", &c->window_size);
+    r->read("rope_theta", &c->rope_theta);
+    r->read("max_position_embeddings", &c->max_position_embeddings);
+  } else {
+    r->read("use_short_conv", &c->use_short_conv);
+  }
+  r->read("hidden_ratio", &c->hidden_ratio);
+  r->read("intermediate_size", &c->intermediate_size);
+}
+
+void validate_attention(ConfigReader* r, const ModelConfig& c) {
+  if (!c.intermediate_size) within(r, "hidden_ratio", c.hidden_ratio, 1 << 20);
+  if (c.hidden_ratio >= 1 && c.hidden_size >= 1 && c.hidden_size <= kMost)
+    within(r, "intermediate_size", c.mlp_width(), kMost);
+  if (c.num_heads < 1 || c.hidden_size < 1) return;  // reported already
+  const auto per_head = [&](const char* key, double width, bool even) {
+    const double channels = width / double(c.num_heads);
+    const bool whole = channels >= 1 && std::abs(channels - std::round(channels)) < 1e-9;
+    if (!whole || (even && std::llround(channels) % 2 != 0))
+      r->error(key, fmt::format("{} heads of {} channels: want {}", c.num_heads, channels,
+                                even ? "an even number of them" : "whole ones"));
+    else if (channels > 256)
+      r->error(key, fmt::format("heads of {} channels; at most 256 are supported", channels));
+  };
+  if (has_expansion(c)) {
+    per_head("expand_k", double(c.hidden_size) * c.expand_k, c.model_type == "retnet");
+    per_head("expand_v", double(c.hidden_size) * c.expand_v, false);
+  } else {
+    per_head("num_heads", double(c.hidden_size), c.model_type == "transformer");
+  }
+  if (has_ratio(c)) within(r, "expand_ratio", c.expand_ratio, 256);
+  if (has_rank(c)) within(r, "gate_low_rank_dim", c.gate_low_rank_dim, kMost);
+  if (!(c.gate_logit_normalizer > 0))
+    r->error("gate_logit_normalizer",
+             fmt::format("must be positive, got {}", c.gate_logit_normalizer));
+  if (c.use_short_conv) r->error("use_short_conv", "true is not supported");
+  if (c.model_type != "transformer") return;
+  if (c.key_heads() < 1 || c.num_heads % c.key_heads() != 0)
+    r->error("num_kv_heads",
+             fmt::format("{} does not divide num_heads {}", c.key_heads(), c.num_heads));
+  if (c.window_size) within(r, "window_size", *c.window_size, kMost);
+  if (!(c.rope_theta > 0))
+    r->error("rope_theta", fmt::format("must be positive, got {}", c.rope_theta));
+}
+
+void check_foreign_attention(ConfigReader* r, const ModelConfig& c) {
+  const auto only = [&](const char* key, const json& want) {
+    if (const json given = r->raw(key); !given.is_null() && given != want)
+      r->error(key, fmt::format("{} is not supported", given.dump()));
+  };
+  if (c.model_type == "transformer") return;
+  if (has_expansion(c)) {
+    only("num_kv_heads", c.num_heads);
+    only("feature_map", json());
+    only("use_output_gate", true);
+  }
+  if (c.model_type == "gla") {
+    only("use_gk", true);
+    only("use_gv", false);
+    only("clamp_min", json());
+  }
+}
+
+void write_attention_fields(json* out, const ModelConfig& c) {
+  json& j = *out;
+  const auto or_null = [](const std::optional<int64_t>& v) { return v ? json(*v) : json(); };
+  j["num_heads"] = c.num_heads;
+  if (has_expansion(c)) {
+    j["expand_k"] = c.expand_k;
+    j["expand_v"] = c.expand_v;
+  }
+  if (has_ratio(c)) j["expand_ratio"] = c.expand_ratio;
+  if (c.model_type == "gla") j["gate_logit_normalizer"] = c.gate_logit_normalizer;
+  if (has_rank(c)) j["gate_low_rank_dim"] = c.gate_low_rank_dim;
+  if (c.model_type == "hgrn2") j["use_lower_bound"] = c.use_lower_bound;
+  if (c.model_type == "transformer") {
+    j["num_kv_heads"] = or_null(c.num_kv_heads);
+    j["qk_norm"] = c.qk_norm;
+    j["qkv_bias"] = c.qkv_bias;
+    j["window_size"] = or_null(c.window_size);
+    j["rope_theta"] = c.rope_theta;
+    j["max_position_embeddings"] = c.max_position_embeddings;
+  } else {
+    j["use_short_conv"] = c.use_short_conv;
+  }
+  j["hidden_ratio"] = c.hidden_ratio;
+  j["intermediate_size"] = or_null(c.intermediate_size);
+}
+
+std::string attention_architecture(const std::string& model_type) {
+  if (model_type == "gla") return "GLAForCausalLM";
+  if (model_type == "hgrn2") return "HGRN2ForCausalLM";
+  if (model_type == "lightnet") return "LightNetForCausalLM";
+  return model_type == "retnet" ? "RetNetForCausalLM" : "TransformerForCausalLM";
+}
+
+}  // namespace ebb

@@ -1,0 +1,19 @@
+// The fields of the linear-attention and Transformer models in a config (models.md 14.1): gla,
+// hgrn2, lightnet, retnet, transformer.
+#pragma once
+#include "models/config.h"
+#include "models/config_reader.h"
+
+namespace ebb {
+
+bool is_attention_model(const std::string& model_type);
+// The sizes of a model of about 100M parameters, "gla-100m" and so on.
+ModelConfig attention_defaults(const std::string& model_type);
+void read_attention_fields(ConfigReader* r, ModelConfig* c);
+void validate_attention(ConfigReader* r, const ModelConfig& c);
+// Fields of foreign configs that change what is computed and have one supported value.
+void check_foreign_attention(ConfigReader* r, const ModelConfig& c);
+void write_attention_fields(nlohmann::json* out, const ModelConfig& c);
+std::string attention_architecture(const std::string& model_type);
+
+}  // namespace ebb

@@ -1,0 +1,83 @@
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "models/gla.h"
+#include "models/heads.h"
+#include "ops/elementwise.h"
+#include "ops/forget_gate.h"
+#include "ops/gated_linear_attention.h"
+#include "ops/matmul.h"
+#include "ops/reduce.h"
+#include "ops/rms_norm.h"
+#include "ops/softmax.h"
+#include "tensor/check.h"
+
+namespace ebb {
+namespace {
+
+constexpr float kNormEps = 1e-5f;  // whatever norm_eps says, as in the public library
+
+}  // namespace
+
+Hgrn2::Hgrn2(const ModelConfig& c, int64_t layer, const Parameter& lower_bounds)
+    : layer_(layer),
+      heads_(c.num_heads),
+      key_dim_(c.expand_ratio),
+      value_dim_(c.hidden_size / c.num_heads),
+      lower_bounds_(lower_bounds) {
+  const int64_t d = c.hidden_size, keys = heads_ * key_dim_;
+  input_ = register_fused(
+      {{"q_proj.weight", {keys, d}}, {"f_proj.weight", {keys, d}}, {"i_proj.weight", {d, d}}});
+  norm_ = register_parameter("g_norm.weight", Tensor::full({d}, 1), WeightDecay::off);
+  output_ = register_parameter("o_proj.weight", Tensor::zeros({d, d}));
+}
+
+struct Hgrn2::Projected {
+  Var q, g;  // [...,H,K]
+  Var v;     // [...,H,V]
+};
+
+Hgrn2::Projected Hgrn2::project(const Var& x) const {
+  const int64_t keys = heads_ * key_dim_;
+  const auto p = columns_of(linear(x, input_.var()), {keys, keys, heads_ * value_dim_});
+  Var bound;  // Σ_{0<m<=l} softmax over the layers
+  if (layer_ > 0 && lower_bounds_.defined())
+    bound = sum(slice(softmax(transpose(lower_bounds_.var(), 0, 1)), 1, 1, layer_ + 1), {1});
+  return {in_heads(silu(p[0]), heads_), in_heads(forget_gate(p[1], {.lower_bound = bound}), heads_),
+          in_heads(p[2], heads_)};
+}
+
+Var Hgrn2::finish(const Var& o, const Shape& lead) const {
+  Shape flat = lead;
+  flat.push_back(heads_ * value_dim_);
+  return linear(rms_norm(reshape(o, flat), norm_.var(), kNormEps), output_.var());
+}
+
+Var Hgrn2::forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+                   MixerState* final) {
+  check(x.dim() == 3, "hgrn2: x is {}, want [B,T,d]", x.shape());
+  const Projected p = project(x);
+  const LinearAttentionOutput r =
+      gated_linear_attention(p.q, {}, p.v, p.g, initial ? Var(initial->tensors.at(0)) : Var(),
+                             {.scale = 1 / std::sqrt(double(key_dim_)),
+                              .want_final_state = final != nullptr,
+                              .layout = layout});
+  if (final) final->tensors = {r.ht.value()};
+  return finish(r.o, x.shape().first(2));
+}
+
+Var Hgrn2::step(const Var& x, MixerState& state) {
+  const NoGrad off;
+  check(x.dim() == 2, "hgrn2: x is {}, want [N,d]", x.shape());
+  const Projected p = project(x);
+  const Tensor o =
+      gated_linear_attention_step(p.q.value(), {}, p.v.value(), p.g.value(), state.tensors.at(0),
+                                  {.scale = 1 / std::sqrt(double(key_dim_))});
+  return finish(o, x.shape().first(1));
+}
+
+MixerState Hgrn2::zero_state(int64_t n, DType activations, Device device) const {
+  return {{Tensor::zeros({n, heads_, key_dim_, value_dim_}, accumulate_type(activations), device)}};
+}
+
+}  // namespace ebb

@@ -1,0 +1,98 @@
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "models/gla.h"
+#include "models/heads.h"
+#include "ops/gated_linear_attention.h"
+#include "ops/gated_rms_norm.h"
+#include "ops/matmul.h"
+#include "ops/rotary.h"
+#include "tensor/check.h"
+
+namespace ebb {
+
+RetNet::RetNet(const ModelConfig& c)
+    : heads_(c.num_heads),
+      key_dim_(c.gla_key_width() / c.num_heads),
+      value_dim_(c.gla_value_width() / c.num_heads),
+      eps_(c.norm_eps) {
+  const int64_t d = c.hidden_size, keys = c.gla_key_width(), values = c.gla_value_width();
+  input_ = register_fused({{"q_proj.weight", {keys, d}},
+                           {"k_proj.weight", {keys, d}},
+                           {"v_proj.weight", {values, d}},
+                           {"g_proj.weight", {values, d}}});
+  o_norm_ = register_parameter("g_norm_swish_gate.weight", Tensor::full({value_dim_}, 1),
+                               WeightDecay::off);
+  output_ = register_parameter("o_proj.weight", Tensor::zeros({d, values}));
+}
+
+struct RetNet::Projected {
+  Var q, k;     // [...,H,K]
+  Var v, gate;  // [...,H,V]
+};
+
+RetNet::Projected RetNet::project(const Var& x) const {
+  const int64_t keys = heads_ * key_dim_, values = heads_ * value_dim_;
+  const auto p = columns_of(linear(x, input_.var()), {keys, keys, values, values});
+  return {in_heads(p[0], heads_), in_heads(p[1], heads_), in_heads(p[2], heads_),
+          in_heads(p[3], heads_)};
+}
+
+Var RetNet::finish(const Var& o, const Var& gate) const {
+  const Var y = gated_rms_norm(o, gate, o_norm_.var(), {.eps = float(eps_)});
+  return linear(from_heads(y), output_.var());
+}
+
+// [...,H]: log(1 − 2^{−5−h}) of every token.
+Tensor RetNet::decays(const Shape& lead, DType activations, Device device) const {
+  std::vector<double> g;
+  for (int64_t h = 0; h < heads_; ++h) g.push_back(std::log1p(-std::exp2(-5.0 - double(h))));
+  Shape ones, all = lead;
+  for (size_t i = 0; i < size_t(lead.size()); ++i) ones.push_back(1);
+  ones.push_back(heads_);
+  all.push_back(heads_);
+  return Tensor::from(g, {heads_}).to(accumulate_type(activations), device).view(ones).expand(all);
+}
+
+Var RetNet::forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+                    MixerState* final) {
+  check(x.dim() == 3, "retnet: x is {}, want [B,T,d]", x.shape());
+  const Projected p = project(x);
+  const Tensor position = initial ? initial->tensors.at(1) : Tensor();
+  const RotaryOptions turn{.start = position ? position.to(x.value().device()) : Tensor(),
+                           .layout = layout};
+  const LinearAttentionOutput r =
+      gated_linear_attention(rotary(p.q, turn), rotary(p.k, turn), p.v,
+                             decays(x.shape().first(2), x.dtype(), x.value().device()),
+                             initial ? Var(initial->tensors.at(0)) : Var(),
+                             {.scale = 1 / std::sqrt(double(key_dim_)),
+                              .want_final_state = final != nullptr,
+                              .layout = layout});
+  if (final)
+    final->tensors = {r.ht.value(),
+                      positions_after(position, lengths_of(layout, x.size(0), x.size(1)))};
+  return finish(r.o, p.gate);
+}
+
+Var RetNet::step(const Var& x, MixerState& state) {
+  const NoGrad off;
+  check(x.dim() == 2, "retnet: x is {}, want [N,d]", x.shape());
+  const Projected p = project(x);
+  const RotaryOptions turn{.start = state.tensors.at(1).to(x.value().device())};
+  const auto turned = [&](const Var& t) {
+    return select(rotary(unsqueeze(t, 1), turn), 1, 0).value();
+  };
+  const Tensor o =
+      gated_linear_attention_step(turned(p.q), turned(p.k), p.v.value(),
+                                  decays(x.shape().first(1), x.dtype(), x.value().device()),
+                                  state.tensors.at(0), {.scale = 1 / std::sqrt(double(key_dim_))});
+  state.tensors[1] = positions_after(state.tensors[1], std::vector<int64_t>(size_t(x.size(0)), 1));
+  return finish(o, p.gate);
+}
+
+MixerState RetNet::zero_state(int64_t n, DType activations, Device device) const {
+  return {{Tensor::zeros({n, heads_, key_dim_, value_dim_}, accumulate_type(activations), device),
+           Tensor::zeros({n}, DType::i64)}};
+}
+
+}  // namespace ebb
