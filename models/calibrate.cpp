@@ -183,6 +183,12 @@ std::vector<HeadReport> calibrate_scales(LanguageModel& model, const DamiOptions
 
 }  // namespace
 
+bool has_decay_gates(const LanguageModel& model) {
+  for (int64_t l = 0; l < model.layers(); ++l)
+    if (!model.block(l).mixer().decay_gate_parameters()) return false;
+  return true;
+}
+
 std::vector<HeadReport> calibrate_dami(LanguageModel& model, const DamiOptions& options,
                                        const Tensor& tokens, const LayerDone& done) {
   if (model.config().is_mamba2()) return calibrate_static(model, options, tokens, done);
@@ -246,6 +252,7 @@ void apply_random_gates(LanguageModel& model, uint64_t seed) {
 std::vector<HeadReport> measure_gates(LanguageModel& model, const Tensor& tokens,
                                       const LayerDone& done) {
   std::vector<HeadReport> report;
+  if (!has_decay_gates(model)) return report;
   walk(model, tokens, done, [&](int64_t l, const Tensor& z) {
     for (const HeadReport& r : measure_layer(model.block(l), l, z)) report.push_back(r);
   });

@@ -39,7 +39,9 @@ void apply_post(LanguageModel& model, double train_length);
 // Native rule: A_log and dt_bias drawn by (seed, name), as init_weights does.
 void apply_random_gates(LanguageModel& model, uint64_t seed);
 
-// Sensitivities and timescales of the gates as they stand, on a sample.
+// Whether every layer has the gate parameters that the schemes set.
+bool has_decay_gates(const LanguageModel& model);
+// Sensitivities and timescales of the gates as they stand, on a sample; empty where there are none.
 std::vector<HeadReport> measure_gates(LanguageModel& model, const Tensor& tokens,
                                       const LayerDone& done = {});
 

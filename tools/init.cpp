@@ -57,6 +57,7 @@ DecayGate gate_of(const LanguageModel& model, int64_t layer) {
 
 // What is impossible is said before anything is read or run.
 void check_targets(const LanguageModel& model, const InitConfig& init) {
+  if (init.scheme == InitScheme::random && !has_decay_gates(model)) return;  // weights alone
   for (int64_t l = 0; l < model.layers(); ++l) gate_of(model, l);
   if (init.scheme != InitScheme::dami) return;
   sensitivity_profile(init.dami, model.layers());
@@ -66,6 +67,7 @@ void check_targets(const LanguageModel& model, const InitConfig& init) {
 // The gates where nothing was measured.
 std::vector<HeadReport> gate_values(const LanguageModel& model) {
   std::vector<HeadReport> out;
+  if (!has_decay_gates(model)) return out;
   for (int64_t l = 0; l < model.layers(); ++l) {
     const DecayGate gate = gate_of(model, l);
     const auto A_log = gate.A_log.master().to_vector<double>(),
