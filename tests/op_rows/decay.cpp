@@ -139,7 +139,8 @@ std::vector<OpRow> decay_rows(Draw& draw) {
            .batch = 2,
            .time = 100,
            .channels = 9,
-           .cu = {0, 0, 1, 66, 66, 195, 200}},
+           .final = false,  // z of an empty sequence is −inf
+            .cu = {0, 0, 1, 66, 66, 195, 200}},
            {.name = "packed_started",
            .time = 150,
            .channels = 16,
