@@ -445,9 +445,10 @@ namespace ebb::gpu {
 
 void gated_linear_attention_bwd(const LinearAttentionProblem& problem,
                                 const LinearAttentionSaved& saved, const Tensor& d_o,
-                                const Tensor& dht, const Tensor& dcontributions,
+                                const Tensor& dht, const Tensor& upstream,
                                 const LinearAttentionGradients& grads) {
   using namespace linear_attention;
+  const Tensor dcontributions = upstream ? upstream.to(problem.v.dtype()) : Tensor();
   if (saved.gates) return fast_attention_bwd(problem, saved, d_o, dht, dcontributions, grads);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();

@@ -37,7 +37,7 @@ __device__ void load_stage(const Attention<T>& p, Span span, int h, int v0,
 // way meanwhile, where two stages fit. At the end: 4 ht.
 template <class T, int SLABS, bool MEMORY>
 __global__ void __launch_bounds__(kTileThreads)
-    write_kernel(Attention<T> p, float* ht, T* contributions) {
+    write_kernel(Attention<T> p, float* ht, T* contributions, float* wide_contributions) {
   using Shared = WriteShared<T, SLABS>;
   using Stage = WriteStage<T, SLABS>;
   auto& s = dynamic_shared<Shared>();
@@ -122,8 +122,12 @@ __global__ void __launch_bounds__(kTileThreads)
       }
       if (MEMORY && (i + 1) % p.pieces == 0)
         each_state(run, v0, p,
-                   [&, to = contributions + p.state_at((walk.first + i) / p.pieces, h)](
-                       int64_t at, float v) { to[at] = from_float<T>(v); });
+                   [&, first = p.state_at((walk.first + i) / p.pieces, h)](int64_t at, float v) {
+                     if (wide_contributions)
+                       wide_contributions[first + at] = v;
+                     else
+                       contributions[first + at] = from_float<T>(v);
+                   });
       if (more && Shared::kStages == 1) {
         __syncthreads();
         load_stage<T, SLABS>(p, walk.span(p, i + 1), h, v0, now);
@@ -210,13 +214,15 @@ LinearAttentionSaved gated_linear_attention_fwd(const LinearAttentionProblem& pr
       contributions && cut.pieces > 1 ? Tensor::empty(shape, dtype, device) : Tensor()};
   const Tensor before = run_offsets(problem, cut);
   const cudaStream_t stream = stream_of(o);
+  const bool wide = contributions && contributions.dtype() != dtype;
   visit_compute(dtype, [&]<class Host>() {
     using T = device_t<Host>;
     const Attention<T> p = make_attention<Host>(problem, cut, saved, before);
     visit_slabs(k, [&]<int SLABS>() {
       launch_tiles<WriteShared<T, SLABS>>(
           contributions ? write_kernel<T, SLABS, true> : write_kernel<T, SLABS, false>,
-          scan_blocks(p.sequences, h, v), stream, p, ptr<float>(ht), ptr<Host>(contributions));
+          scan_blocks(p.sequences, h, v), stream, p, ptr<float>(ht),
+          wide ? nullptr : ptr<Host>(contributions), wide ? ptr<float>(contributions) : nullptr);
     });
     launch_tiles<ReadShared<T>>(read_kernel<T>, p.chunks * h * ceil_div(v, 64), stream, p,
                                 ptr<Host>(o));

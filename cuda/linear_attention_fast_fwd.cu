@@ -289,7 +289,7 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, c
                                    grid_of(AttentionItem::count(p, segments)), stream, p, segments,
                                    sources, ptr<bf16>(o), ptr<float>(ht));
   });
-  if (contributions) write_contributions(p, segments, written, ptr<bf16>(contributions), stream);
+  if (contributions) write_contributions(p, segments, written, contributions, stream);
   return saved;
 }
 

@@ -112,13 +112,19 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
     if constexpr (C == Carry::contributions) {
       if ((step + 1) % p.pieces == 0 || step + 1 == item.steps) {
         const int run = step / p.pieces;
-        if (run >= 2) barrier_wait<kStored>(kStateFree + 2 * (run & 1));
+        if (last) {
+          const int64_t at = (item.first_chunk + item.first) / p.pieces + run;
+          write_transposed<SLABS>(last + p.state_at(at, item.h), state, p.key_dim, p.value_dim,
+                                  item.v0 + 16 * warp, l);
+        } else {
+          if (run >= 2) barrier_wait<kStored>(kStateFree + 2 * (run & 1));
 #pragma unroll
-        for (int j = 0; j < SLABS; ++j) {
-          values_as_left(x, state[j]);
-          put_values(s.states[run & 1][j], x, warp);
+          for (int j = 0; j < SLABS; ++j) {
+            values_as_left(x, state[j]);
+            put_values(s.states[run & 1][j], x, warp);
+          }
+          barrier_arrive<kStored>(kStateReady + 2 * (run & 1));
         }
-        barrier_arrive<kStored>(kStateReady + 2 * (run & 1));
       }
     }
     turn.next<CarryShared<SLABS, kRuns>::kStages>();
@@ -174,7 +180,8 @@ __device__ __forceinline__ void store_runs(const FastAttention& p, const Attenti
 }
 
 // Block (sequence, segment, head, 64 columns of V). given, last: f32 [N,H,K,V] before the first
-// chunk of the scan, and after its last; either may be null.
+// chunk of the scan, and after its last; either may be null. Contributions go to states, or in f32
+// to last.
 template <int SLABS, Carry C>
 __global__ void __launch_bounds__(kCarryThreads, 1)
     carry_kernel(FastAttention p, AttentionSegments cut,
@@ -192,9 +199,9 @@ __global__ void __launch_bounds__(kCarryThreads, 1)
     each_attention_item<kCarryThreads>(p, cut, [&](const AttentionItem& item) {
       if (threadIdx.x < 128 + kScanFetchThreads)
         fetch_steps<128, is_reverse(C), kRuns, SLABS>(p, item, sources, s);
-      else if constexpr (C == Carry::contributions)
-        store_runs<SLABS>(p, item, s, states);
-      else if constexpr (!is_ends(C))
+      else if constexpr (C == Carry::contributions) {
+        if (!last) store_runs<SLABS>(p, item, s, states);
+      } else if constexpr (!is_ends(C))
         store_states<SLABS, kRuns>(p, item, s, states);
     });
   }
@@ -270,9 +277,12 @@ void begin_segments(const FastAttention& p, const AttentionSegments& cut,
 }
 
 void write_contributions(const FastAttention& p, const AttentionSegments& cut,
-                         const ScanSources<1>& sources, bf16_t* contributions,
+                         const ScanSources<1>& sources, const Tensor& contributions,
                          cudaStream_t stream) {
-  launch_carry<Carry::contributions>(p, cut, sources, nullptr, contributions, nullptr, stream);
+  const bool wide = contributions.dtype() == DType::f32;
+  launch_carry<Carry::contributions>(p, cut, sources, nullptr,
+                                     wide ? nullptr : ptr<bf16>(contributions),
+                                     wide ? ptr<float>(contributions) : nullptr, stream);
 }
 
 void reverse_scan(const FastAttention& p, const AttentionSegments& cut,

@@ -262,7 +262,8 @@ void begin_segments(const FastAttention& p, const AttentionSegments& cut,
                     cudaStream_t stream);
 // What each run writes, as if it began with an empty state, [runs,H,K,V]; from k and v.
 void write_contributions(const FastAttention& p, const AttentionSegments& cut,
-                         const ScanSources<1>& sources, bf16_t* contributions, cudaStream_t stream);
+                         const ScanSources<1>& sources, const Tensor& contributions,
+                         cudaStream_t stream);
 // dstates [chunks,H,V,K]: (D+E)ᵀ after each chunk, from q, dO and the gradients of contributions
 // (or none); dh0 if wanted. dht, dh0 f32 [N,H,K,V] or null.
 void reverse_scan(const FastAttention& p, const AttentionSegments& cut,

@@ -39,22 +39,28 @@ struct TokenRows {
   RowSoftmax row[2];
   int64_t token[2];  // −1: not there
 
-  __device__ __forceinline__ void open(const FastProblem& p, const TokenTile& tile, int head,
-                                       int begin, const Lane& l) {
-    const bf16_t *q_row[2], *c_row[2], *e_row[2];
+  __device__ __forceinline__ void open(const FastProblem& p, const TokenTile& tile, int begin,
+                                       const Lane& l) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int at = begin + l.g + 8 * r;
       const bool there = at < tile.rows;
       token[r] = there ? tile.first + at : -1;
-      q_row[r] = there ? p.vector(p.q, token[r], head, p.q_heads, p.n) : nullptr;
-      c_row[r] = there ? p.vector(p.c, token[r], head, p.c_heads, p.n) : nullptr;
-      e_row[r] = there ? p.vector(p.e, token[r], head, p.e_heads, p.p) : nullptr;
-      row[r] = {-INFINITY, 0.f, 1.f, 0.f, there ? tile.visible(at, p.run) : 1 << 30};
+      row[r].visible = there ? tile.visible(at, p.run) : 1 << 30;
     }
-    load_left(q, q_row[0], q_row[1], p.n, l);
-    load_left(e, e_row[0], e_row[1], p.p, l);
-    load_left(c, c_row[0], c_row[1], p.n, l);
+  }
+  // The vectors of a head, and of those that share them.
+  __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, const Lane& l) {
+    const auto load = [&](auto& a, const bf16_t* x, int of, int width) {
+      const bf16_t* at[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        at[r] = token[r] < 0 ? nullptr : p.vector(x, token[r], head, of, width);
+      load_left(a, at[0], at[1], width, l);
+    };
+    load(q, p.q, p.q_heads, p.n);
+    load(e, p.e, p.e_heads, p.p);
+    load(c, p.c, p.c_heads, p.n);
     float inverse_q[2], inverse_e[2], q_unit[2];
     inverse_rms(inverse_q, q, p.n, p);
     inverse_rms(inverse_e, e, p.p, p);
@@ -63,6 +69,10 @@ struct TokenRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       logit_unit[r] = kLog2e * p.scale * inverse_q[r] * inverse_e[r] * q_unit[r];
+  }
+  __device__ __forceinline__ void begin_head() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row[r].largest = -INFINITY, row[r].total = 0.f;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -106,6 +116,8 @@ struct TokenRows {
     }
   }
 
+  // WHOLE: P is 64.
+  template <bool WHOLE>
   __device__ __forceinline__ void close(const FastProblem& p, int head, const bf16_t* base,
                                         bf16_t* o, float* g_r, float* lse, const Lane& l) const {
 #pragma unroll
@@ -116,49 +128,58 @@ struct TokenRows {
       if (l.c == 0)
         lse[token[r] * p.heads + head] = sees ? kLn2 * (row[r].largest + log2f(row[r].total)) : 0.f;
       const float gate = o ? p.gate_of(token[r], head) : 0.f;
-      const int64_t at = p.row_at(token[r], head);
+      const int64_t at = p.row_at(token[r], head) + 2 * l.c;
+      unsigned before[8] = {};
+      if (base)
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+          if (WHOLE || 8 * n < p.p)
+            before[n] = *reinterpret_cast<const unsigned*>(base + at + 8 * n);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
-        const int column = 8 * n + 2 * l.c;
-        if (column >= p.p) continue;
+        if (!WHOLE && 8 * n >= p.p) break;
         const float x = sees ? sum[n][2 * r] * factor : 0.f;
         const float y = sees ? sum[n][2 * r + 1] * factor : 0.f;
-        *reinterpret_cast<float2*>(g_r + at + column) = float2{x, y};
-        if (!o) continue;
-        const unsigned b = base ? *reinterpret_cast<const unsigned*>(base + at + column) : 0u;
-        *reinterpret_cast<unsigned*>(o + at + column) =
-            pack_bf16(delta::low_half(b) + gate * x, delta::high_half(b) + gate * y);
+        *reinterpret_cast<float2*>(g_r + at + 8 * n) = float2{x, y};
+        if (o)
+          *reinterpret_cast<unsigned*>(o + at + 8 * n) = pack_bf16(
+              delta::low_half(before[n]) + gate * x, delta::high_half(before[n]) + gate * y);
       }
     }
   }
 };
 
-// Item (tile of 128 tokens, head). One warp fetches the memories that any of the tokens sees, one
-// after the other and on into the next item; two groups of four warps read them, 64 tokens each.
-// Rows of one tile may lie in different runs: each stops at the last memory that it sees.
+// Item (tile of 128 tokens, block of heads). One warp fetches the memories that any of the tokens
+// sees, one after the other and on into the next head and item; two groups of four warps read them,
+// 64 tokens each. Rows of one tile may lie in different runs: each stops at the last memory that it
+// sees.
 template <int NT>
 __global__ void __launch_bounds__(kFedThreads, 1)
-    forward_kernel(FastProblem p, const bf16_t* base, bf16_t* o, float* g_r, float* lse) {
+    forward_kernel(FastProblem p, int heads_per_item, const bf16_t* base, bf16_t* o, float* g_r,
+                   float* lse) {
   auto& s = swizzled_shared<ForwardShared<NT>>();
   constexpr int kStages = ForwardShared<NT>::kStages;
-  const int warp = int(threadIdx.x) >> 5;
+  const int warp = int(threadIdx.x) >> 5, blocks = p.heads / heads_per_item;
   if (threadIdx.x == 0) s.ring.init();
   __syncthreads();
   const TokenTiles<kParts> tiles(p);
   RingPlace<kStages> place;
+  const auto visits = [&](const TokenTile& tile) {
+    return max(tile.seen(0, p.run), tile.seen(64 * (kParts - 1), p.run));
+  };
   if (warp >= kReaders) {
     fetcher_registers();
     if (warp > kReaders) return;
-    each_item(tiles.count * p.heads, [&](int64_t item) {
-      const TokenTile tile = tiles.at(p, item / p.heads);
-      const int head = int(item % p.heads), count = tile.seen(64 * (kParts - 1), p.run);
-      const int all = max(count, tile.seen(0, p.run));
-      for (int i = 0; i < all; ++i, place.next()) {
-        place.wait_empty(s.ring);
-        fetch_runs<1>({{&s.memory[place.at], &p.record<NT>(tile.memory + i, head),
-                        MemoryRecord<NT>::kStreamed}},
-                      s.ring.full[place.at]);
-      }
+    each_item(tiles.count * blocks, [&](int64_t item) {
+      const TokenTile tile = tiles.at(p, item / blocks);
+      const int first = int(item % blocks) * heads_per_item, all = visits(tile);
+      for (int head = first; head < first + heads_per_item; ++head)
+        for (int i = 0; i < all; ++i, place.next()) {
+          place.wait_empty(s.ring);
+          fetch_runs<1>({{&s.memory[place.at], &p.record<NT>(tile.memory + i, head),
+                          MemoryRecord<NT>::kStreamed}},
+                        s.ring.full[place.at]);
+        }
     });
     return;
   }
@@ -166,19 +187,29 @@ __global__ void __launch_bounds__(kFedThreads, 1)
   const Lane l;
   const int begin = 64 * (warp / 4);
   TokenRows<NT> rows;
-  each_item(tiles.count * p.heads, [&](int64_t item) {
-    const TokenTile tile = tiles.at(p, item / p.heads);
-    const int head = int(item % p.heads), mine = tile.seen(begin, p.run);
-    const int all = max(tile.seen(0, p.run), tile.seen(64 * (kParts - 1), p.run));
-    rows.open(p, tile, head, begin + 16 * (warp & 3), l);
-    for (int i = 0; i < all; ++i, place.next()) {
-      place.wait_full(s.ring);
-      if (i < mine)
-        rows.take_in(s.memory[place.at], i, l, [&] { place.release(s.ring); });
+  const auto changes = [&](int head, int of) { return head % (p.heads / of) == 0; };
+  each_item(tiles.count * blocks, [&](int64_t item) {
+    const TokenTile tile = tiles.at(p, item / blocks);
+    const int first = int(item % blocks) * heads_per_item;
+    const int mine = tile.seen(begin, p.run), all = visits(tile);
+    rows.open(p, tile, begin + 16 * (warp & 3), l);
+    for (int head = first; head < first + heads_per_item; ++head) {
+      if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
+          changes(head, p.c_heads))
+        rows.load_vectors(p, head, l);
+      rows.begin_head();
+      for (int i = 0; i < all; ++i, place.next()) {
+        place.wait_full(s.ring);
+        if (i < mine)
+          rows.take_in(s.memory[place.at], i, l, [&] { place.release(s.ring); });
+        else
+          place.release(s.ring);
+      }
+      if (p.p == 64)
+        rows.template close<true>(p, head, base, o, g_r, lse, l);
       else
-        place.release(s.ring);
+        rows.template close<false>(p, head, base, o, g_r, lse, l);
     }
-    rows.close(p, head, base, o, g_r, lse, l);
   });
 }
 
@@ -188,9 +219,13 @@ void fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& 
               const Tensor& lse) {
   const FastView view = prepare(problem);
   const FastProblem& p = view.p;
-  const int64_t items = std::max(p.tiles, ceil_div(p.tiles_per_row, kParts) * p.cursor.count);
+  const int64_t tiles = std::max(p.tiles, ceil_div(p.tiles_per_row, kParts) * p.cursor.count);
+  const int64_t enough = 3 * int64_t(multiprocessors(r.device()));
+  int heads = p.heads;
+  while (heads > 1 && (p.heads % heads != 0 || tiles * (p.heads / heads) < enough)) --heads;
   visit_tiles(p.n, [&]<int NT>() {
-    launch_persistent<ForwardShared<NT>>(forward_kernel<NT>, kFedThreads, items * p.heads, r, p,
+    launch_persistent<ForwardShared<NT>>(forward_kernel<NT>, kFedThreads, tiles * (p.heads / heads),
+                                         r, p, heads,
                                          static_cast<const bf16_t*>(ptr<bf16>(problem.base)),
                                          ptr<bf16>(o), ptr<float>(r), ptr<float>(lse));
   });

@@ -43,6 +43,7 @@ Var Dart::forward(const Var& x, const SeqLayout& layout, const MixerState* initi
   options.want_final_state = final != nullptr;
   options.layout = layout;
   options.memory_chunk = chunk_;
+  options.wide_contributions = !final;  // a cache holds them as steps will find them
   const SsdOutput r = ssd(in.x, in.dt, A_log_.var(), in.B, in.C, {}, options);
   if (final) {
     const StateMemoryCache cache =

@@ -91,9 +91,11 @@ LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const V
   const Tensor o = Tensor::empty_like(p.v);
   const Tensor ht = options.want_final_state ? empty_state(p) : Tensor();
   const Tensor contributions =
-      p.memory_chunk ? Tensor::empty({p.memories(), p.heads(), p.key_dim(), p.value_dim()},
-                                     p.v.dtype(), p.v.device())
-                     : Tensor();
+      p.memory_chunk
+          ? Tensor::empty({p.memories(), p.heads(), p.key_dim(), p.value_dim()},
+                          options.wide_contributions ? accumulate_type(p.v.dtype()) : p.v.dtype(),
+                          p.v.device())
+          : Tensor();
   LinearAttentionSaved saved;
   if (kWithCuda && o.on_cuda())
     saved = gpu::gated_linear_attention_fwd(p, o, ht, contributions);

@@ -23,7 +23,8 @@
 // Returns o [B,T,H,V] in v's dtype; if asked for, ht [N,H,K,V] in h0's, the state after each
 // sequence's last token (h0 where it has none); and, for memory_chunk = S > 0, what each run of S
 // tokens of a sequence has written, as if it began with an empty state:
-//   contributions [M,H,K,V] in v's dtype,  Δ_c = Σ_{s in c} e^{Σ g after s in c} w_s k_s v_sᵀ
+//   contributions [M,H,K,V] in v's dtype (or wider),  Δ_c = Σ_{s in c} e^{Σ g after s in c} w_s k_s
+//   v_sᵀ
 // M = layout.chunk_count(B, T, S): the runs of one sequence after the other, ragged last ones
 // included. Differentiable in all inputs, with upstream gradients on any of the three.
 //
@@ -45,8 +46,9 @@ struct LinearAttentionOptions {
   SeqLayout layout = {};          // N sequences; dense: N = B
   int64_t chunk = 64;        // C >= 1; a backend may take a shorter one. Only rounding differs.
   int64_t memory_chunk = 0;  // S; 0: contributions stay undefined
-  Var weight = {};           // [B,T,H]: w; undefined: 1
-  Var skip = {};             // [H]; undefined: 0
+  bool wide_contributions = false;  // f32 beside bf16: for a reader whose softmax is sharp
+  Var weight = {};                  // [B,T,H]: w; undefined: 1
+  Var skip = {};                    // [H]; undefined: 0
 };
 struct LinearAttentionOutput {
   Var o;              // [B,T,H,V]

@@ -197,6 +197,7 @@ SsdOutput ssd(const Var& x, const Var& dt, const Var& A, const Var& B, const Var
                               .layout = options.layout,
                               .chunk = options.chunk,
                               .memory_chunk = options.memory_chunk,
+                              .wide_contributions = options.wide_contributions,
                               .weight = step,
                               .skip = options.D});
   return {r.o, r.ht, r.contributions};

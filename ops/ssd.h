@@ -33,8 +33,9 @@ struct SsdOptions {
   bool log_A = false;                                                   // A is A_log
   bool want_final_state = false;                                        // else ht stays undefined
   SeqLayout layout = {};
-  int64_t chunk = 64;        // only rounding depends on it
-  int64_t memory_chunk = 0;  // S; 0: contributions stay undefined
+  int64_t chunk = 64;               // only rounding depends on it
+  int64_t memory_chunk = 0;         // S; 0: contributions stay undefined
+  bool wide_contributions = false;  // f32 beside bf16
 };
 struct SsdOutput {
   Var y;              // [B,T,H,P]

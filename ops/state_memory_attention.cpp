@@ -144,7 +144,8 @@ Cost state_memory_attention_cost(Pass pass, const StateMemorySize& s, DType dtyp
   const double vectors =
       tokens * item *
       (double(s.query_heads) * (N + P) + double(s.read_heads) * N + double(s.gate_heads));
-  const double memories = double(s.batch) * runs * H * N * P * item;
+  const double memories = double(s.batch) * runs * H * N * P *
+                          double(item_size(s.wide_contributions ? accumulate_type(dtype) : dtype));
   const double rows = tokens * H * P * item;  // one of o, base, dy
   const double wide = tokens * H * (P + 1) * double(item_size(accumulate_type(dtype)));  // r, lse
   if (pass == Pass::forward) return {vectors + memories + 2 * rows + wide, visits * 4 * N * P};

@@ -61,6 +61,7 @@ struct StateMemorySize {
   int64_t batch = 1, time = 0, heads = 1, state_dim = 128, value_dim = 64;
   int64_t memory_chunk = 256;
   int64_t query_heads = 1, read_heads = 1, gate_heads = 1;
+  bool wide_contributions = false;  // f32 beside bf16
 };
 Cost state_memory_attention_cost(Pass pass, const StateMemorySize& s, DType dtype);
 

@@ -53,6 +53,20 @@ TEST_F(LinearAttentionCuda, HeadsOfAGroupInOneBlock) {
   }
 }
 
+// By the fused scan and, where the runs are not whole chunks of it, the general one.
+TEST_F(LinearAttentionCuda, WideContributions) {
+  for (const int64_t memory : {128, 48}) {
+    GlaInputs in = gla_inputs(
+        {.batch = 2, .time = 300, .groups = 1, .heads = 3, .key_dim = 128, .value_dim = 64}, 3, {},
+        memory);
+    in.wide = true;
+    const GlaResult got = run(in, DType::bf16, gpu_), want = exact(in, DType::bf16);
+    expect_parity(got, want, 8e-3, 1.5e-2, std::to_string(memory));
+    const Tensor& c = got.contributions;
+    EXPECT_FALSE(bitwise_equal(c, c.to(DType::bf16).to(DType::f64))) << memory;
+  }
+}
+
 TEST_F(LinearAttentionCuda, RunsAreBitwiseEqual) {
   for (const int64_t memory : {0, 128}) {
     const GlaInputs in = gla_inputs(

@@ -20,6 +20,7 @@ struct GlaInputs {
   double scale = 1;
   std::vector<int64_t> cu = {};
   int64_t chunk = 64, memory = 0;
+  bool wide = false;  // contributions in f32 beside bf16
 };
 struct GlaShape {
   int64_t batch = 1, time = 1, groups = 1, heads = 1, key_dim = 16, value_dim = 16;
@@ -70,6 +71,7 @@ inline GlaResult run(const GlaInputs& in, DType dtype, Device device) {
                                  .want_final_state = in.dht.defined(),
                                  .chunk = in.chunk,
                                  .memory_chunk = in.memory,
+                                 .wide_contributions = in.wide,
                                  .weight = leaf(in.weight, gate),
                                  .skip = leaf(in.skip, gate)};
   if (!in.cu.empty()) options.layout = SeqLayout::packed(in.cu, device);
@@ -79,7 +81,7 @@ inline GlaResult run(const GlaInputs& in, DType dtype, Device device) {
   if (in.dht) roots.push_back(out.ht), dy.push_back(in.dht.to(gate, device));
   if (in.dcontributions) {
     roots.push_back(out.contributions);
-    dy.push_back(in.dcontributions.to(dtype, device));
+    dy.push_back(in.dcontributions.to(out.contributions.value().dtype(), device));
   }
   backward(roots, dy);
   const auto host = [](const Tensor& t) { return t ? t.to(DType::f64, {}) : Tensor(); };

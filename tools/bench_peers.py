@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Times the public Triton kernels (flash-linear-attention, installed by you) on the shapes of
-`ebb bench ops`, on the same GPU, as users run them and replayed as a CUDA graph.
+"""Times the public Triton kernels (flash-linear-attention, installed by you), or torch.compile
+where there is none, on the shapes of `ebb bench ops`, on the same GPU, as users run them and
+replayed as a CUDA graph.
 
   pip install flash-linear-attention
   python3 tools/bench_peers.py --json peers.json [--filter rms] [--merge ebb.json]
@@ -138,6 +139,41 @@ def cases():
     yield (f"gated_linear_attention B{B} T{T} H{H} K{K} V{V}", [q, k, v, gate],
            lambda: chunk_simple_gla(q, k, v, gate, scale=K ** -0.5)[0])
     yield from ssd_cases()
+    yield from sma_cases()
+
+
+def state_memory_attention(q, e, c, memories, gate, base, chunk, eps=1e-6, eps_row=1e-12):
+    """The definition as PyTorch operations, for torch.compile: no public kernel exists. q, c
+    [B,T,N], e [B,T,P], memories [B,M,H,N,P], gate [B,T], base [B,T,H,P]."""
+    def unit(x, eps):
+        x = x.float()
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    B, T, N = q.shape
+    runs = memories.shape[1]
+    tokens, run = torch.arange(T, device=q.device), torch.arange(runs, device=q.device)
+    visible = (tokens[None] // chunk > run[:, None])[:, None]  # [M,1,T]
+    keys = torch.einsum("btn,bmhnp->bmhtp", unit(q, eps).to(DT), unit(memories, eps_row).to(DT))
+    logits = (keys * unit(e, eps)[:, None, None]).sum(-1) * N ** -0.5
+    # A token that sees nothing: finite logits, then no weight.
+    weights = torch.softmax(logits.masked_fill(~visible, -1e30), 1) * visible
+    values = torch.einsum("btn,bmhnp->bmhtp", c, memories.to(DT))
+    read = (weights[..., None] * values).sum(1)  # [B,H,T,P]
+    return base + (gate[:, :, None, None] * read.transpose(1, 2)).to(DT)
+
+
+def sma_cases():
+    compiled = torch.compile(state_memory_attention, dynamic=False)
+    for B, T, H, N, P, S in [(8, 4096, 16, 128, 64, 256), (8, 1024, 16, 64, 64, 16)]:
+        q, e, c = rand(B, T, N), rand(B, T, P), rand(B, T, N)
+        memories = rand(B, T // S, H, N, P, dtype=torch.float32, scale=0.05)
+        gate, base = rand(B, T), rand(B, T, H, P)
+
+        def fn(q=q, e=e, c=c, memories=memories, gate=gate, base=base, S=S):
+            return compiled(q, e, c, memories, gate, base, S)
+
+        yield (f"state_memory_attention B{B} T{T} H{H} N{N} P{P} S{S}",
+               [q, e, c, memories, gate, base], fn)
 
 
 def ssd_cases():

@@ -138,7 +138,8 @@ CaseOutputs run_gla(const CaseInputs& in) {
 CaseOutputs run_sma(const CaseInputs& in) {
   const int64_t chunk = in.whole("chunk"), batch = in["x"].size(0), time = in["x"].size(1);
   const LinearAttentionOutput scan = gated_linear_attention(
-      in["c"], in["b"], in["x"], in["la"], {}, {.want_final_state = true, .memory_chunk = chunk});
+      in["c"], in["b"], in["x"], in["la"], {},
+      {.want_final_state = true, .memory_chunk = chunk, .wide_contributions = true});
   const double eps = in.number("eps");
   const StateMemoryAttention r =
       state_memory_attention(in["q"], in["e"], in["c"], scan.contributions, chunk,

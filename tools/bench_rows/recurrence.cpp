@@ -246,14 +246,18 @@ BenchCase ssd_step_case(DType t, LinearAttentionSize s) {
           .backward = false};
 }
 
-// As DART uses it: shared vectors, a gate per token, the scan's read-out as base.
+// As DART trains it: shared vectors, a gate per token, the scan's read-out as base, contributions
+// in f32.
 BenchCase state_memory_case(DType t, StateMemorySize s) {
   const int64_t runs = (s.time + s.memory_chunk - 1) / s.memory_chunk;
+  s.wide_contributions = true;
   return {
       .inputs = {{.shape = {s.batch, s.time, 1, s.state_dim}},
                  {.shape = {s.batch, s.time, 1, s.value_dim}},
                  {.shape = {s.batch, s.time, 1, s.state_dim}},
-                 {.shape = {s.batch * runs, s.heads, s.state_dim, s.value_dim}, .std = 0.05},
+                 {.shape = {s.batch * runs, s.heads, s.state_dim, s.value_dim},
+                  .std = 0.05,
+                  .f32 = true},
                  {.shape = {s.batch, s.time, 1}},
                  {.shape = {s.batch, s.time, s.heads, s.value_dim}}},
       .run =
