@@ -20,6 +20,9 @@ struct Channel : Problem<T> {  // here g is [tokens,HV,K]
   T *queries = {}, *erased = {}, *kept = {};  // scale q∘γ, b∘k∘γ, k∘τ [HV,tokens,K]
   T* written = {};                            // w∘V [HV,tokens,V], or null
   float* total = {};                          // γ_n, then β (1 where there is w) [chunks,HV,K+64]
+  // dplr: what a chunk adds to the state, transposed [chunks,HV,V,K], and to o [tokens,HV,V]
+  // whatever the state is; null: nothing
+  const T *added = {}, *local = {};
 
   __device__ __forceinline__ float erase_strength(int64_t t, int hv) const {
     return this->beta ? this->beta[t * this->value_heads + hv] : 0.f;

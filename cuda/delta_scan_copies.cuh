@@ -5,21 +5,22 @@
 namespace ebb::gpu::delta {
 
 // The fetching warps: two for even steps, two for odd ones.
-template <int SLABS, int KEYS, bool REVERSE>
+template <int SLABS, int KEYS, bool REVERSE, bool LOCAL>
 struct ScanFetch {
-  static constexpr int kStages = ScanShared<SLABS, KEYS>::kStages;
+  static constexpr int kStages = ScanShared<SLABS, KEYS, LOCAL>::kStages;
   const Problem<bf16_t>& p;
   const ScanItem& item;
-  ScanShared<SLABS, KEYS>& s;
-  const ScanMaps<KEYS>& maps;
+  ScanShared<SLABS, KEYS, LOCAL>& s;
+  const ScanMaps<KEYS, LOCAL>& maps;
   int thread = int(threadIdx.x) & 63, parity = (int(threadIdx.x) - kMultiplyThreads) >> 6;
 
   // By one thread: all of it, as it lies in memory.
   __device__ __forceinline__ void ask(const ScanSource<KEYS>& from, int64_t token,
-                                      ScanInputs<SLABS, KEYS>& to, uint64_t* arrived) const {
+                                      ScanInputs<SLABS, KEYS, LOCAL>& to, uint64_t* arrived) const {
 #if EBB_WGMMA
     const int bytes = 4 * from.number_count;
-    arrive_with_bytes(arrived, (KEYS * SLABS + 3) * int(sizeof(SwizzledTile)) + bytes);
+    constexpr int kTiles = KEYS * SLABS + 3 + (LOCAL ? 2 : 0);
+    arrive_with_bytes(arrived, kTiles * int(sizeof(SwizzledTile)) + bytes);
     const auto keys = [&](int i) {
 #pragma unroll
       for (int j = 0; j < SLABS; ++j)
@@ -32,14 +33,18 @@ struct ScanFetch {
     fetch_box(to.p, maps.p, 0, item.hv, token, arrived);
 #pragma unroll
     for (int i = 1; i < KEYS; ++i) keys(i);
+    if constexpr (LOCAL) {
+      fetch_box(to.added, maps.more.added, 0, int(from.added_index), item.v0, arrived);
+      fetch_box(to.local, maps.more.local, item.v0, item.hv, token, arrived);
+    }
 #endif
   }
 
   // By all 64 threads: `rows` rows, zeros after them.
   __device__ __forceinline__ void copy(const ScanSource<KEYS>& from, int rows,
-                                       ScanInputs<SLABS, KEYS>& to) const {
+                                       ScanInputs<SLABS, KEYS, LOCAL>& to) const {
     const int r = thread / 8, c = thread % 8 * 8;
-    const auto tile = [&](SwizzledTile& tile, const bf16_t* g, int64_t stride, int cols) {
+    const auto part = [&](SwizzledTile& tile, const bf16_t* g, int64_t stride, int rows, int cols) {
 #pragma unroll 2
       for (int i = 0; i < 8; ++i) {
         const bool valid = r + 8 * i < rows && c < cols;
@@ -47,6 +52,9 @@ struct ScanFetch {
                                    : static_cast<const void*>(from.numbers);
         copy_async_or_zero(tile.at(r, c) + 8 * i * 64, source, valid);
       }
+    };
+    const auto tile = [&](SwizzledTile& to, const bf16_t* g, int64_t stride, int cols) {
+      part(to, g, stride, rows, cols);
     };
 #pragma unroll
     for (int i = 0; i < KEYS; ++i)
@@ -56,6 +64,10 @@ struct ScanFetch {
     tile(to.v, from.v + item.v0, from.value_stride, p.value_dim - item.v0);
     tile(to.a, from.a, from.kPairStride, kChunk);
     tile(to.p, from.p, from.kPairStride, kChunk);
+    if constexpr (LOCAL) {
+      part(to.added, from.added, p.key_dim, p.value_dim - item.v0, p.key_dim);
+      tile(to.local, from.local, from.local_stride, p.value_dim - item.v0);
+    }
     if (4 * thread < from.number_count)
       copy_async(to.numbers + 4 * thread, from.numbers + 4 * thread);
     wait_copies();
@@ -74,7 +86,7 @@ struct ScanFetch {
       const int64_t token = item.walk.begin + chunk * kChunk;
       const int rows = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
       const ScanSource<KEYS> from = at(token, item.walk.first + chunk);
-      ScanInputs<SLABS, KEYS>& to = s.in[turn.at];
+      ScanInputs<SLABS, KEYS, LOCAL>& to = s.in[turn.at];
       uint64_t* arrived = s.arrived + turn.at;
       if (EBB_WGMMA && rows == kChunk) {
         if (thread == 0)
@@ -94,16 +106,16 @@ struct ScanFetch {
 };
 
 // The storing warps.
-template <int SLABS, int KEYS, bool REVERSE>
+template <int SLABS, int KEYS, bool REVERSE, bool LOCAL = false>
 struct ScanStore {
   static constexpr int64_t kStep = REVERSE ? -1 : 1;
-  ScanShared<SLABS, KEYS>& s;
+  ScanShared<SLABS, KEYS, LOCAL>& s;
   int steps, last_rows, r, c, cols, key_cols;
   int64_t value_stride, key_dim, value_dim, state_stride;
   bf16_t *state, *values, *other;  // of the next step; other may be null
 
   __device__ __forceinline__ ScanStore(const Problem<bf16_t>& p, const ScanItem& at,
-                                       ScanShared<SLABS, KEYS>& shared, bf16_t* g_states,
+                                       ScanShared<SLABS, KEYS, LOCAL>& shared, bf16_t* g_states,
                                        bf16_t* g_values, bf16_t* g_other)
       : s(shared), steps(int(at.steps)), last_rows(at.last_rows()) {
     const int t = int(threadIdx.x) & 127;
@@ -127,7 +139,7 @@ struct ScanStore {
                    *reinterpret_cast<const uint4*>(from + 16 * i * 64));
   }
   __device__ __forceinline__ void run() {
-    constexpr int kOuts = ScanShared<SLABS, KEYS>::kOuts;
+    constexpr int kOuts = ScanShared<SLABS, KEYS, LOCAL>::kOuts;
     for (int step = 0; step < steps; ++step) {
       barrier_wait<256>(kReady + (step & 1));
       const ValueOutputs& from = s.out[step % kOuts];

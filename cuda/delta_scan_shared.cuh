@@ -11,8 +11,16 @@ inline constexpr int kScanThreads = kMultiplyThreads + kFetchThreads + kStoreThr
 // Two scans exist: with a decay per head (KEYS = 2: k, q), and with one per channel (KEYS = 3: the
 // operands k for the erasing, q for the reading and k for the writing that
 // delta_fast_channel_prepare.cu has multiplied with their decays).
-template <int SLABS, int KEYS>
-struct ScanInputs {
+// LOCAL (dplr): a chunk also adds to the state and to the outputs what does not depend on the
+// state.
+template <bool LOCAL>
+struct ScanLocal {};
+template <>
+struct ScanLocal<true> {
+  SwizzledTile added, local;  // [V,K], [tokens,V]
+};
+template <int SLABS, int KEYS, bool LOCAL = false>
+struct ScanInputs : ScanLocal<LOCAL> {
   SwizzledTile keys[KEYS][SLABS], a, p, v;  // v: V or dO
   // With a decay per head γ, τ, β, γ_n; else γ_n by channel and β.
   float numbers[KEYS == 2 ? kScanGateFloats : 64 * SLABS + kChunk];
@@ -28,21 +36,28 @@ struct ScanInputs {
 struct ValueOutputs {
   SwizzledTile values, other;  // [tokens,V]
 };
-template <int SLABS, int KEYS>
+template <int SLABS, int KEYS, bool LOCAL = false>
 struct ScanShared {
-  static constexpr int kStages = SLABS == 1 || KEYS == 2 ? 3 : 2;
+  static constexpr int kStages = !LOCAL && (SLABS == 1 || KEYS == 2) ? 3 : 2;
   static constexpr int kOuts = SLABS == 1 ? 2 : 1;  // the states have two always
-  ScanInputs<SLABS, KEYS> in[kStages];
+  ScanInputs<SLABS, KEYS, LOCAL> in[kStages];
   SwizzledTile states[2][SLABS];  // [V,K]
   ValueOutputs out[kOuts];
   uint64_t arrived[kStages];
 };
 
 // What a scan reads: matrices in memory, coordinates (column, head, token), keys of head hv/group.
-template <int KEYS>
+template <bool LOCAL>
+struct ScanLocalMaps {};
+template <>
+struct ScanLocalMaps<true> {
+  CUtensorMap added, local;  // head of `added`: chunk·HV + head
+};
+template <int KEYS, bool LOCAL = false>
 struct ScanMaps {
   CUtensorMap keys[KEYS], v, a, p;
   int group = 1;
+  ScanLocalMaps<LOCAL> more = {};
 };
 // The same at one token and chunk of a head, for copies by threads.
 template <int KEYS>
@@ -53,6 +68,8 @@ struct ScanSource {
   const float* numbers;
   int64_t key_stride, value_stride;
   int number_count;
+  const bf16_t *added = nullptr, *local = nullptr;  // LOCAL: [V,K]; as v
+  int64_t local_stride = 0, added_index = 0;        // rows of local; head of the map of `added`
 };
 
 // Named barriers between the 128 multiplying threads and THREADS − 128 others.

@@ -121,6 +121,7 @@ template Problem<__nv_bfloat16> make_problem<bf16>(const DplrProblem&, const Ten
 
 DplrSaved dplr_fwd(const DplrProblem& problem, const Tensor& o, const Tensor& ht) {
   using namespace low_rank;
+  if (fast_path(problem)) return fast_fwd(problem, o, ht);
   const DType dtype = problem.v.dtype();
   const int64_t kept = problem.layout.chunk_count(problem.batch(), problem.time(), kKept);
   const DplrSaved saved{
@@ -133,7 +134,7 @@ DplrSaved dplr_fwd(const DplrProblem& problem, const Tensor& o, const Tensor& ht
     visit_sizes(p.key_dim, [&]<int ROWS, int COLS>() {
       const int64_t items = Item<COLS>::count(p);
       if (items == 0) return;
-      forward_kernel<T, ROWS, COLS><<<grid_of(items), dim3(kLanes, kWarps), 0, stream_of(o)>>>(
+      forward_kernel<T, ROWS, COLS><<<blocks_of(items), dim3(kLanes, kWarps), 0, stream_of(o)>>>(
           p, items, ptr<Host>(o), ptr<float>(ht));
       check_launch();
     });
@@ -149,7 +150,7 @@ void dplr_step(const DplrProblem& problem, const Tensor& state, const Tensor& o)
     const Problem<T> p = make_problem<Host>(problem, {}, {});
     visit_sizes(p.key_dim, [&]<int ROWS, int COLS>() {
       const int64_t items = Item<COLS>::count(p);
-      step_kernel<T, ROWS, COLS><<<grid_of(items), dim3(kLanes, kWarps), 0, stream_of(o)>>>(
+      step_kernel<T, ROWS, COLS><<<blocks_of(items), dim3(kLanes, kWarps), 0, stream_of(o)>>>(
           p, items, ptr<float>(state), ptr<Host>(o));
       check_launch();
     });

@@ -159,7 +159,13 @@ void visit_sizes(int64_t key_dim, F&& f) {
     f.template operator()<32, 1>();
 }
 
-inline unsigned grid_of(int64_t items) {  // kernels loop over the rest
+// The tensor-core kernels (cuda/dplr_fast.cuh). The saved inverse tells backward which ran.
+bool fast_path(const DplrProblem& p);
+DplrSaved fast_fwd(const DplrProblem& p, const Tensor& o, const Tensor& ht);
+void fast_bwd(const DplrProblem& p, const DplrSaved& saved, const Tensor& d_o, const Tensor& dht,
+              const DplrGradients& grads);
+
+inline unsigned blocks_of(int64_t items) {  // kernels loop over the rest
   return unsigned(std::min<int64_t>(items, (int64_t(1) << 31) - 1));
 }
 

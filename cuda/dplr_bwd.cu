@@ -202,6 +202,7 @@ void run(Backward<T> p, Device device, cudaStream_t stream) {
 void dplr_bwd(const DplrProblem& problem, const DplrSaved& saved, const Tensor& d_o,
               const Tensor& dht, const DplrGradients& grads) {
   using namespace low_rank;
+  if (saved.inverse) return fast_bwd(problem, saved, d_o, dht, grads);
   const Tensor before = kept_offsets(problem);
   visit_compute(problem.v.dtype(), [&]<class Host>() {
     Backward<device_t<Host>> p{make_problem<Host>(problem, saved.states, before)};

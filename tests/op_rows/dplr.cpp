@@ -162,6 +162,23 @@ std::vector<OpRow> dplr_rows(Draw& draw) {
         s.name == "extreme")
       row.cases.push_back(dplr_case(draw, s, false));
   }
+  // With a bound, on the GPU in bf16 by tensor cores.
+  for (const DeltaCase& s :
+       {DeltaCase{.name = "t1", .batch = 2, .key_dim = 64, .value_dim = 64},
+        DeltaCase{
+            .name = "t65_k40", .time = 65, .heads = 2, .key_dim = 40, .value_dim = 24, .h0 = false},
+        DeltaCase{.name = "packed",
+        .time = 200,
+        .heads = 2,
+        .key_dim = 64,
+        .value_dim = 32,
+        .cu = {0, 0, 1, 66, 66, 130, 197, 200, 200}},
+        DeltaCase{.name = "t130_nofinal",
+        .time = 130,
+        .key_dim = 16,
+        .value_dim = 64,
+        .final_state = false}})
+    row.cases.push_back(dplr_case(draw, s, true, -0.60653066));
   const DeltaCase bounded{
       .name = "t150_k64", .time = 150, .heads = 2, .key_dim = 64, .value_dim = 64};
   for (const double bound : {-0.60653066, -4.0}) {

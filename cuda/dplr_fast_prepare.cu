@@ -1,0 +1,173 @@
+// dplr in bf16 on tensor cores: what needs no state, chunk by chunk (cuda/dplr_fast.cuh).
+#include "cuda/delta_fast_inverse.cuh"
+#include "cuda/dplr_fast.cuh"
+
+namespace ebb::gpu::low_rank {
+namespace {
+
+struct PrepareShared {
+  CentredTiles in;
+  SwizzledTile v, scores;     // V; A_rb
+  float m[64 * kInverseRow];  // −A_ab, then the inverse
+  CentredSums sums;
+
+  // After the products: parts of o and of the next state, and A_ak V.
+  __device__ __forceinline__ SwizzledTile& local() { return in.r; }
+  __device__ __forceinline__ SwizzledTile& added() { return in.a; }
+  __device__ __forceinline__ SwizzledTile& y0() { return in.k; }
+};
+
+// γ_n and the ones that stand for β.
+__device__ __forceinline__ void write_total(const FastProblem& p, const CentredSums& s, Span span,
+                                            int64_t chunk, int hv) {
+  const int t = int(threadIdx.x);
+  float* g_total = p.total + p.total_at(chunk, hv);
+  if (t < p.key_dim) g_total[t] = s.half[t] * s.half[t];
+  if (t >= 64 && t < 128) g_total[p.key_dim + t - 64] = t - 64 < span.rows ? 1.f : 0.f;
+}
+
+// Rows of a tile to memory by the threads from 64 on, beside the two warps of the inverse.
+__device__ __forceinline__ void store_beside(bf16_t* g, int64_t stride, const SwizzledTile& s,
+                                             int rows, int cols) {
+  for (int i = int(threadIdx.x) - 64; i < 64 * 8; i += kFastThreads - 64) {
+    const int r = i >> 3, c = 8 * (i & 7);
+    if (r < rows && c < cols)
+      store_word(reinterpret_cast<uint4*>(g + r * stride + c),
+                 *reinterpret_cast<const uint4*>(s.at(r, c)));
+  }
+}
+
+// The four warps of the reads: A_rb; its part of o, A_rk V, and of the next state, ε∘VᵀK.
+__device__ __forceinline__ void read_products(PrepareShared& s, float (&local)[8][4],
+                                              float (&added)[8][4], int warp, const Lane& l) {
+  const auto lower = [](int i, int j) { return j <= i; };
+  unsigned rk[4][4];
+  warpgroup_begin();
+  multiply_tiles<true, Inner::last, Inner::last>(local, s.in.r, s.in.k, warp);
+  multiply_tiles<true, Inner::last, Inner::last>(added, s.in.r, s.in.b, warp);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(local), settle(added);
+  mask(local, 16 * warp, l, lower);
+  mask(added, 16 * warp, l, lower);
+  put_rows(s.scores, added, 16 * warp, l);
+  values_as_left(rk, local);
+  settle(rk);
+  warpgroup_begin();
+  multiply_columns<true>(local, rk, s.v);
+  multiply_tiles<true, Inner::first, Inner::first>(added, s.v, s.in.k, warp);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(local), settle(added);
+  scale_columns(added, s.sums.half, l);
+}
+
+// The four warps of the low rank: −A_ab for the inverse; A_ak V.
+__device__ __forceinline__ void inner_products(PrepareShared& s, float (&y0)[8][4], int warp,
+                                               const Lane& l) {
+  const auto below = [](int i, int j) { return j < i; };
+  float ab[8][4];
+  unsigned ak[4][4];
+  warpgroup_begin();
+  multiply_tiles<true, Inner::last, Inner::last>(y0, s.in.a, s.in.k, warp);
+  multiply_tiles<true, Inner::last, Inner::last>(ab, s.in.a, s.in.b, warp);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(y0), settle(ab);
+  mask(y0, 16 * warp, l, below);
+  mask(ab, 16 * warp, l, below);
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *reinterpret_cast<float2*>(s.m + (16 * warp + l.g + 8 * half) * kInverseRow + 8 * n +
+                                 2 * l.c) = {-ab[n][2 * half], -ab[n][2 * half + 1]};
+  values_as_left(ak, y0);
+  settle(ak);
+  warpgroup_begin();
+  multiply_columns<true>(y0, ak, s.v);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(y0);
+}
+
+// Block (head, chunk) of two warpgroups. 1 centred rows, the scans' operands. 2 products. 3 the
+// inverse by two warps; the others store. 4 the inverse stored. Without FORWARD only 1, and no
+// tiles.
+template <bool FORWARD>
+__global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p) {
+  auto& s = swizzled_shared<PrepareShared>();
+  const Lane l;
+  const int hv = int(blockIdx.x), group = int(threadIdx.x) >> 7;
+  const int warp = (int(threadIdx.x) >> 5) & 3, m0 = 16 * warp;
+  for (int64_t chunk = blockIdx.y; chunk < p.chunks; chunk += gridDim.y) {
+    const Span span = span_of(p, chunk);
+    if (span.rows == 0) return;
+    if (FORWARD) {
+      TilePlace().fetch(s.v, p.v + p.value_at(span.first, hv), p.value_stride(), span.rows,
+                        p.value_dim);
+      commit_copies();
+    }
+    const CentredRows rows(p, span, hv, s.sums);  // 1
+    const int64_t operand = p.row_at(span.first + 8 * rows.warp, hv) * p.key_dim + rows.channel;
+    rows.centre(p, span, FORWARD ? &s.in : nullptr,
+                [&](int i, float2 r, float2 a, float2, float2 b) {
+                  const int64_t at = operand + i * p.key_dim;
+                  const float2 minus = {-rows.half.x, -rows.half.y};
+                  *reinterpret_cast<unsigned*>(p.queries + at) = pack_pair(times(r, rows.half));
+                  *reinterpret_cast<unsigned*>(p.erased + at) = pack_pair(times(a, minus));
+                  *reinterpret_cast<unsigned*>(p.kept + at) = pack_pair(times(b, rows.half));
+                });
+    write_total(p, s.sums, span, chunk, hv);
+    if (!FORWARD) {
+      __syncthreads();
+      continue;
+    }
+    wait_copy_groups<0>();
+    publish_tiles();
+    __syncthreads();
+    float x[8][4], y[8][4];  // 2
+    if (group == 0)
+      read_products(s, x, y, warp, l);
+    else
+      inner_products(s, x, warp, l);
+    __syncthreads();
+    if (group == 0) {
+      put_rows(s.local(), x, m0, l);
+      put_rows(s.added(), y, m0, l);
+    } else {
+      put_rows(s.y0(), x, m0, l);
+    }
+    __syncthreads();
+    const int64_t row = p.row_at(span.first, hv);
+    if (threadIdx.x < 64) {  // 3
+      invert_by_two_warps(s.m, warp);
+    } else {
+      store_beside(p.scores + row * kChunk, kChunk, s.scores, span.rows, kChunk);
+      store_beside(p.y0 + row * p.value_dim, p.value_dim, s.y0(), span.rows, p.value_dim);
+      store_beside(p.out + p.value_at(span.first, hv), p.value_stride(), s.local(), span.rows,
+                   p.value_dim);
+      store_beside(p.add + p.state_at(chunk, hv), p.key_dim, s.added(), p.value_dim, p.key_dim);
+    }
+    __syncthreads();
+    for (int i = int(threadIdx.x); i < span.rows * 8; i += kFastThreads) {  // 4
+      const int r = i >> 3, c = 8 * (i & 7);
+      float out[8] = {};
+      if (c <= r) load_pack<float>(out, s.m + r * kInverseRow + c);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) out[e] = c + e <= r ? out[e] : 0.f;
+      store_pack<bf16_t>(p.a + (row + r) * kChunk + c, out);
+    }
+    __syncthreads();
+  }
+}
+
+}  // namespace
+
+void fast_prepare(const FastProblem& p, bool forward, cudaStream_t stream) {
+  const dim3 grid(unsigned(p.value_heads), unsigned(std::min<int64_t>(p.chunks, 65535)));
+  launch_fast<PrepareShared>(forward ? prepare_kernel<true> : prepare_kernel<false>, kFastThreads,
+                             grid, stream, p);
+}
+
+}  // namespace ebb::gpu::low_rank
