@@ -209,14 +209,22 @@ Var LanguageModel::logits(const Var& hidden, std::optional<DType> dtype) const {
 }
 
 LanguageModel::LossResult LanguageModel::loss(const Tensor& tokens, const Tensor& labels,
-                                              const SeqLayout& layout, const Tensor& count) const {
+                                              const SeqLayout& layout, const Tensor& count,
+                                              const Tensor& rows) const {
   check(labels.shape() == tokens.shape(), "language model: labels are {}, tokens {}",
         labels.shape(), tokens.shape());
   const Var h = hidden(tokens, layout);
   const int64_t n = tokens.numel();
-  const CrossEntropy r =
-      linear_cross_entropy(reshape(h, {n, h.shape().back()}), head_weight(), labels.reshape({n}),
-                           {.count = count, .l2_wrap = config_.use_l2warp ? kL2Wrap : 0});
+  const Var flat = reshape(h, {n, h.shape().back()});
+  const Tensor targets = labels.reshape({n});
+  const LinearCrossEntropyOptions options{.count = count,
+                                          .l2_wrap = config_.use_l2warp ? kL2Wrap : 0};
+  if (rows) {
+    const CrossEntropy r = linear_cross_entropy(index_select(flat, 0, rows), head_weight(),
+                                                index_select(targets, 0, rows).value(), options);
+    return {r.loss, r.token_loss};
+  }
+  const CrossEntropy r = linear_cross_entropy(flat, head_weight(), targets, options);
   return {r.loss, r.token_loss.view(tokens.shape())};
 }
 

@@ -82,12 +82,13 @@ class LanguageModel : public Module {
 
   struct LossResult {
     Var loss;           // scalar: sum of -log p over the labelled tokens / count
-    Tensor token_loss;  // [B,T]; 0 where the label is ignored
+    Tensor token_loss;  // [B,T], 0 where the label is ignored; [n] where `rows` are given
   };
   // labels i64 [B,T], already shifted: what each position is to predict, -100 to leave it out.
-  // `count`: device scalar to divide by (undefined: the number of labels in this batch).
+  // `count`: device scalar to divide by (undefined: the number of labels in this batch). `rows` i64
+  // [n] on the device: positions among the B·T that alone pass the head, where few have a label.
   LossResult loss(const Tensor& tokens, const Tensor& labels, const SeqLayout& layout = {},
-                  const Tensor& count = {}) const;
+                  const Tensor& count = {}, const Tensor& rows = {}) const;
 
   // Decoding, nothing is recorded. prefill: logits [N,V] after the last token of every sequence;
   // an empty sequence is an error. `state` may hold what precedes the tokens, and is replaced.

@@ -152,6 +152,7 @@ TEST_F(Generate, ErrorsAreOneLine) {
   expect_error(run("--prompt a --temperature 1 --top-k -2"), 2, "top-k: want a whole number");
   expect_error(run("--prompt a --add-bos"), 1, "no BOS");
   expect_error(run("--prompt a --dtype bf16"), 2, "f32 on cpu");
+  expect_error(run("--prompt a --set use_sma=false"), 1, "config.json: /use_sma: unknown");
   expect_error(run_ebb("generate --prompt a --model " + at("nowhere")), 1, "no folder .*nowhere");
   expect_error(run_ebb("generate --prompt a"), 2, "--model");
   save_model(at("bare"), *small_model());

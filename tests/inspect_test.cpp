@@ -53,6 +53,30 @@ TEST(Inspect, Rwkv7HasThePaperCount) {
                        "each layer f32 [8,64,64] ", "  32,768 elements"});
 }
 
+// The DART paper's cache: 131,072 elements beside 524,288.
+TEST(Inspect, DartHasThePaperCountAndCache) {
+  CliResult r = run_ebb("inspect dart-100m");
+  ASSERT_EQ(r.code, 0) << r.err;
+  expect_lines(r.out,
+               {"parameters                                         109,163,488\n",
+                "q_proj.weight                                     65,536  [128,512]",
+                "g_proj.weight                                        512  [1,512]",
+                "memories after 4,096 tokens, elements a head           131,072  16 of 256 "
+                "tokens, N 128, P 64\n",
+                "keys and values of token attention, a head             524,288  0.25 of them; "
+                "N/(2S) = 0.25\n",
+                "bytes of a sequence's memories, bf16               176,160,768\n"});
+  r = run_ebb("inspect dart-100m --context 1000 --json -");
+  ASSERT_EQ(r.code, 0) << r.err;
+  const json m = json::parse(r.out)["memories"];
+  EXPECT_EQ(m["elements_per_head"], 4 * 128 * 64);  // the ragged run too
+  EXPECT_EQ(m["attention_elements_per_head"], 2 * 1000 * 64);
+  EXPECT_DOUBLE_EQ(m["ratio"].get<double>(), 0.256);
+  EXPECT_EQ(m["bytes_f32"], 4 * 42 * 16 * 4 * 128 * 64);
+  expect_failure(run_ebb("inspect dart-100m --context 0"), "--context", 2);
+  EXPECT_EQ(run_ebb("inspect gdn-100m").out.find("memories"), std::string::npos);
+}
+
 TEST(Inspect, JsonAddsUp) {
   const CliResult r =
       run_ebb("inspect " + std::string(EBB_TEST_DATA) + "/models/gated_deltanet_gva --json -");

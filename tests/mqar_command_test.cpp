@@ -2,6 +2,7 @@
 // its scores.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -112,6 +113,102 @@ TEST_F(MqarCommand, Mamba2TakesTheTask) {
   EXPECT_EQ(last["tokens"], 120 * 32 * 2);
   EXPECT_GT(last["accuracy"].get<double>(), 0.35) << last;  // chance: 1/16
   EXPECT_LT(last["validation_loss"].get<double>(), 2) << last;
+}
+
+// The recipe of DART, small; the same weights scored with and without what memories hold.
+TEST_F(MqarCommand, DartTakesTheTask) {
+  ok("train " EBB_TEST_DATA
+     "/../../recipes/mqar/dart-256.json --quiet --device cpu"
+     " --set data.mqar.vocab_size=32 --set model.vocab_size=32 --set model.hidden_size=32"
+     " --set model.sma_chunk=4 --set 'data.mqar.pairs=[2]' --set 'data.mqar.test_pairs=[2]'"
+     " --set data.mqar.examples=4096 --set data.mqar.test_examples=200 --set length=12"
+     " --set sequences=32 --set optim.lr=1e-2 --set steps=120 --set log_every=40"
+     " --set validate_every=0 --set out=" +
+     at("dart"));
+  const json last = lines("dart/metrics.jsonl").back();
+  EXPECT_GT(last["accuracy"].get<double>(), 0.2) << last;  // chance: 1/16
+  const std::string score = "mqar eval --model " + at("dart") +
+                            " --length 12 --vocab-size 32 --pairs 2 --examples 200 --device cpu ";
+  const auto accuracy = [&](const std::string& changes) {
+    ok(score + changes + " --out " + at("s.json"));
+    return json::parse(read_file(at("s.json")))["scores"][0]["loss"].get<double>();
+  };
+  const double as_trained = accuracy("");
+  EXPECT_EQ(accuracy("--set sma_chunk=4"), as_trained);
+  EXPECT_NE(accuracy("--set use_sma=false"), as_trained);
+  EXPECT_NE(accuracy("--set sma_chunk=2"), as_trained);
+  EXPECT_EQ(json::parse(read_file(at("s.json")))["changes"], json({{"sma_chunk", 2}}));
+  const auto refused = [&](const std::string& changes, const std::string& text) {
+    const CliResult r = run_ebb(score + changes);
+    EXPECT_EQ(r.code, 1) << r.out;
+    EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
+  };
+  refused("--set sma_chnk=2", "/sma_chnk: unknown; did you mean sma_chunk?");
+  refused("--set sma_chunk=0", "/sma_chunk: must lie in 1 ...");
+  refused("--set use_sma", "want path=value");
+  refused("--set state_size=8", "q_proj.weight is [16,32], want [8,32]");
+}
+
+// The whole grid in miniature: broken off, gone on with, not done twice.
+TEST_F(MqarCommand, GridOfRunsGoesOn) {
+  if (std::system("python3 -c '' > /dev/null 2>&1") != 0) GTEST_SKIP() << "there is no python3";
+  const std::string grid = "python3 " EBB_TEST_DATA "/../../tools/mqar_grid.py --ebb " EBB_BINARY
+                           " --device cpu --jobs 2"
+                           " --lengths 32 --widths 32 --states 4,8 --lrs 0.01 --vocab-size 64"
+                           " --examples 64 --epochs 1 --batch 32 --chunk 4 --test-examples 20"
+                           " --out " +
+                           at("grid");
+  const auto run = [&](const std::string& more) {
+    return std::system((grid + more + " > " + at("out.txt") + " 2>&1").c_str());
+  };
+  const auto said = [&](const char* text) {
+    EXPECT_NE(read_file(at("out.txt")).find(text), std::string::npos) << "want " << text << "\n"
+                                                                      << read_file(at("out.txt"));
+  };
+  ASSERT_EQ(run(" --models dart,mamba2 --states 4"), 0) << read_file(at("out.txt"));
+  said("2 of 2 runs done, 0 failed");
+  ASSERT_EQ(run(""), 0) << read_file(at("out.txt"));
+  said("3 runs to do");
+  said("DART N 4 without SMA");
+  said("own read vector N 4");
+  const json results = json::parse(read_file(at("grid/results.json")));
+  ASSERT_EQ(results["runs"].size(), 5u);
+  for (const auto& [name, r] : results["runs"].items()) {
+    EXPECT_EQ(r["steps"], 8) << name;
+    EXPECT_EQ(r["accuracy"].size(), 4u) << name;
+    EXPECT_EQ(r.contains("accuracy_without_sma"), r["model"] == "dart") << name;
+  }
+  ASSERT_EQ(run(" --budget 0.001"), 0);
+  said("0 runs to do");
+  ASSERT_EQ(run(" --lengths 64 --budget 0.001"), 0);
+  said("0 of 5 runs done");
+  EXPECT_NE(run(" --epochs 2"), 0);
+  said("give another --results");
+  EXPECT_NE(run(" --models darts"), 0);
+  said("darts is none of mamba2, dart, dart-unshared");
+  EXPECT_NE(run(" --widths 48"), 0);
+  said("--widths: want multiples of 32");
+
+  // Broken off by the budget in the middle of a run, which goes on from its checkpoint.
+  const std::string longer =
+      " --models mamba2 --states 4 --examples 32000 --epochs 50 --budget 2 --results " +
+      at("longer.json");
+  const auto newest = [&] {
+    int64_t step = 0;
+    for (const auto& e : fs::directory_iterator(at("grid/mamba2-L32-d32-N4-lr0.01-s42"))) {
+      const std::string name = e.path().filename().string();
+      if (name.starts_with("checkpoint-"))
+        step = std::max(step, int64_t(std::stoll(name.substr(11))));
+    }
+    return step;
+  };
+  fs::remove_all(at("grid/mamba2-L32-d32-N4-lr0.01-s42"));
+  ASSERT_EQ(run(longer), 0) << read_file(at("out.txt"));
+  said("0 of 1 runs done");
+  const int64_t first = newest();
+  EXPECT_GT(first, 0);
+  ASSERT_EQ(run(longer), 0);
+  EXPECT_GT(newest(), first);
 }
 
 TEST_F(MqarCommand, ResumedRunsAreThatOfOneGo) {

@@ -177,6 +177,33 @@ TEST_F(TrainerTest, AccumulationEqualsTheBigBatch) {
 }
 
 // Known fault B52: evaluation between steps leaves training untouched.
+// Where few positions have a label only those pass the head: the same loss and gradients.
+TEST_F(TrainerTest, FewLabelsAreThoseOfTheWholeBatch) {
+  const TrainConfig c = config("few");
+  const auto all = make_model(c.model), few = make_model(c.model);
+  for (const auto& m : {all.get(), few.get()}) init_weights(*m, 3);
+  const Tensor tokens = Tensor::empty({2, 30}, DType::i64);
+  for (int64_t i = 0; i < 60; ++i) tokens.data<int64_t>()[i] = (37 * i + i * i) % 257;
+  const Tensor labels = Tensor::full({2, 30}, -100, DType::i64);
+  std::vector<int64_t> rows = {0, 7, 29, 31, 58, 59};
+  for (const int64_t i : rows) labels.data<int64_t>()[i] = (5 * i + 1) % 257;
+  const auto a = all->loss(tokens, labels);
+  const auto b = few->loss(tokens, labels, {}, {}, Tensor::from(rows, {6}));
+  EXPECT_NEAR(a.loss.value().item() / b.loss.value().item(), 1, 1e-6);
+  ASSERT_EQ(b.token_loss.numel(), 6);
+  for (size_t i = 0; i < rows.size(); ++i)
+    EXPECT_NEAR(a.token_loss.reshape({60}).select(0, rows[i]).item(),
+                b.token_loss.select(0, int64_t(i)).item(), 1e-5);
+  backward(a.loss);
+  AdamW optimizer(decay_groups(few->named_parameters(), 0), {.lr = 0});
+  const StepResult r = train_step(*few, optimizer, Batch{tokens, labels, {}}, 0);
+  EXPECT_EQ(r.tokens, 6);
+  EXPECT_NEAR(r.loss / a.loss.value().item(), 1, 1e-6);
+  const auto x = all->named_parameters(), y = few->named_parameters();
+  for (size_t i = 0; i < x.size(); ++i)
+    EXPECT_LE(relative_error(y[i].grad(), x[i].grad()), 1e-5) << x[i].name;
+}
+
 TEST_F(TrainerTest, EvaluationDoesNotDisturbTraining) {
   TrainConfig c = config("plain");
   run(c);

@@ -27,7 +27,7 @@ using nlohmann::json;
 constexpr char kPerplexity[] = "perplexity";
 
 struct EvalOptions {
-  std::vector<std::string> models, tasks, tokens;
+  std::vector<std::string> models, tasks, tokens, set;
   std::vector<int64_t> lengths;
   int64_t samples = 500, max_new_tokens = 128, batch = 32, max_tokens = 0;
   uint64_t seed = 42;
@@ -252,9 +252,10 @@ void Evaluation::run() {
                   {"distance", json::array()},
                   {"perplexity", json::array()}});
   save(false);  // says now, not after hours, when the folder cannot be written
+  if (!o_.set.empty()) result_["changes"] = config_changes(o_.set);
   if (!data_for(models_[0]).empty()) print_score_heading();
   for (const EvalModel& m : models_) {
-    const auto model = load_eval_model(m, device_, dtype_);
+    const auto model = load_eval_model(m, device_, dtype_, config_changes(o_.set));
     result_["models"].push_back(eval_model_record(m, *model));
     ask_needles(m, *model);
     if (!shards_.empty()) ask_perplexity(m, *model);
@@ -316,6 +317,7 @@ void add_eval(CLI::App& app) {
   c->add_option("--device", o->device, "cpu, cuda, cuda:N, or auto: a GPU where there is one")
       ->capture_default_str();
   c->add_option("--dtype", o->dtype, "f32 or bf16; the default is bf16 on a GPU, f32 on the CPU");
+  add_set_option(c, &o->set);
   c->add_option("--out", o->out, "Folder for results.json and samples.jsonl")->required();
   c->add_flag("--force", o->force, "Take sample files that were made for another tokenizer");
   c->callback([o] {

@@ -7,6 +7,7 @@
 #include "models/checkpoint.h"
 #include "tensor/check.h"
 #include "tensor/hash.h"
+#include "train/config.h"
 #include "train/resume.h"
 
 namespace ebb::tools {
@@ -94,8 +95,22 @@ std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
   return out;
 }
 
-std::unique_ptr<LanguageModel> load_eval_model(const EvalModel& m, Device device, DType dtype) {
-  auto model = load_model(m.folder);
+void add_set_option(CLI::App* c, std::vector<std::string>* set) {
+  c->add_option("--set", *set,
+                "FIELD=VALUE of config.json to change for this evaluation, e.g. use_sma=false or "
+                "sma_chunk=64")
+      ->allow_extra_args(false);
+}
+
+nlohmann::json config_changes(const std::vector<std::string>& set) {
+  nlohmann::json changes = nlohmann::json::object();
+  for (const std::string& s : set) set_path(&changes, s);
+  return changes;
+}
+
+std::unique_ptr<LanguageModel> load_eval_model(const EvalModel& m, Device device, DType dtype,
+                                               const nlohmann::json& changes) {
+  auto model = load_model(m.folder, changes);
   check(m.tokenizer.vocab_size() <= model->config().vocab_size,
         "{} has {} token ids, its tokenizer {}", m.folder, model->config().vocab_size,
         m.tokenizer.vocab_size());

@@ -1,6 +1,7 @@
 // The models of `ebb eval` and `ebb generate`: which folders, under which names, with which
 // tokenizers.
 #pragma once
+#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -29,8 +30,15 @@ struct EvalModel {
 std::vector<EvalModel> find_eval_models(const std::vector<std::string>& entries,
                                         const std::string& tokenizer);
 
+// --set FIELD=VALUE, repeatable: fields of config.json that are to be others in this evaluation, as
+// an object for load_model.
+void add_set_option(CLI::App* c, std::vector<std::string>* set);
+nlohmann::json config_changes(const std::vector<std::string>& set);
+
 // On the device, with bf16 shadows when dtype asks for them.
-std::unique_ptr<LanguageModel> load_eval_model(const EvalModel& m, Device device, DType dtype);
+std::unique_ptr<LanguageModel> load_eval_model(
+    const EvalModel& m, Device device, DType dtype,
+    const nlohmann::json& changes = nlohmann::json::object());
 nlohmann::json eval_model_record(const EvalModel& m, const LanguageModel& model);
 
 }  // namespace ebb::tools

@@ -22,6 +22,7 @@ namespace {
 
 struct Options {
   std::string model, prompt_file, field = "prompt", tokenizer, device = "auto", dtype;
+  std::vector<std::string> set;
   std::optional<std::string> prompt;
   int64_t max_new_tokens = 128, batch = 32;
   std::optional<double> temperature, top_p;
@@ -139,7 +140,7 @@ void run(const Options& o) {
   const EvalModel entry = find_eval_models({o.model}, o.tokenizer).front();
   const Prompts prompts = read_prompts(o);
   const auto ids = encode(prompts, entry.tokenizer, o.add_bos);
-  const auto model = load_eval_model(entry, device, dtype);
+  const auto model = load_eval_model(entry, device, dtype, config_changes(o.set));
   const GenerateOptions options{
       .max_new_tokens = o.max_new_tokens, .batch = o.batch, .sampling = sampling};
   if (prompts.lines)
@@ -191,6 +192,7 @@ void add_generate(CLI::App& app) {
   c->add_option("--device", o->device, "cpu, cuda, cuda:N, or auto: a GPU where there is one")
       ->capture_default_str();
   c->add_option("--dtype", o->dtype, "f32 or bf16; the default is bf16 on a GPU, f32 on the CPU");
+  add_set_option(c, &o->set);
   c->callback([o] { run(*o); });
 }
 

@@ -21,6 +21,7 @@ struct Options {
   std::string model, device = "cpu", json;
   TokenSource tokens;
   uint64_t seed = 42;
+  int64_t context = 4096;
 };
 
 std::vector<HeadReport> measure(LanguageModel& model, const Options& o, Device device) {
@@ -36,7 +37,7 @@ void run(const Options& o) {
   const Device device = usable_device(o.device);
   const auto model = load_or_make(o.model, o.seed);
   const ModelConfig& c = model->config();
-  const ModelReport report = report_model(*model);
+  const ModelReport report = report_model(*model, o.context);
   const std::vector<HeadReport> gates =
       o.tokens.file.empty() ? std::vector<HeadReport>{} : measure(*model, o, device);
   if (!o.json.empty()) {
@@ -75,6 +76,9 @@ void add_inspect(CLI::App& app) {
   c->add_option("model", o->model, "A model folder, or a preset (random weights)")->required();
   add_token_options(c, &o->tokens, "Measure timescales and sensitivities on these tokens");
   c->add_option("--seed", o->seed, "Of a preset's random weights")->capture_default_str();
+  c->add_option("--context", o->context, "Tokens for which state that grows (DART) is counted")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t(1), int64_t(1) << 40));
   c->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();
   c->add_option("--json", o->json, "Also write everything to this file; - prints only that");
   c->callback([o] { run(*o); });

@@ -6,6 +6,7 @@
 #include <functional>
 #include <set>
 
+#include "ops/state_memory_cache.h"
 #include "tensor/check.h"
 #include "tools/commands.h"
 
@@ -69,6 +70,22 @@ void measure_state(const LanguageModel& model, ModelReport* r) {
   }
 }
 
+void measure_memories(const ModelConfig& c, int64_t context, ModelReport* r) {
+  if (!c.is_dart() || !c.use_sma) return;
+  const StateMemoryCacheSize size =
+      state_memory_cache_size(context, c.sma_chunk, c.state_size, c.head_dim);
+  const int64_t all = size.memories * c.num_heads * c.num_hidden_layers;
+  r->memories = {.context = context,
+                 .chunk = c.sma_chunk,
+                 .runs = (context + c.sma_chunk - 1) / c.sma_chunk,
+                 .state_size = c.state_size,
+                 .head_dim = c.head_dim,
+                 .per_head = size.memories,
+                 .attention_per_head = size.attention,
+                 .bytes_f32 = 4 * all,
+                 .bytes_bf16 = 2 * all};
+}
+
 json lines_to_json(const std::vector<ParameterLine>& lines) {
   json out = json::array();
   for (const ParameterLine& p : lines)
@@ -113,12 +130,24 @@ void print_state(const ModelReport& r) {
                  grouped(s.elements) + " elements");
 }
 
+void print_memories(const ModelReport::Memories& m) {
+  fmt::print("\n");
+  print_line(0, fmt::format("memories after {} tokens, elements a head", grouped(m.context)),
+             m.per_head,
+             fmt::format("{} of {} tokens, N {}, P {}", m.runs, m.chunk, m.state_size, m.head_dim));
+  print_line(0, "keys and values of token attention, a head", m.attention_per_head,
+             fmt::format("{:.4g} of them; N/(2S) = {:.4g}", m.ratio(), m.long_ratio()));
+  print_line(0, "bytes of a sequence's memories, f32", m.bytes_f32);
+  print_line(0, "bytes of a sequence's memories, bf16", m.bytes_bf16);
+}
+
 }  // namespace
 
-ModelReport report_model(const LanguageModel& model) {
+ModelReport report_model(const LanguageModel& model, int64_t context) {
   ModelReport r;
   count_parameters(model, &r);
   measure_state(model, &r);
+  measure_memories(model.config(), context, &r);
   return r;
 }
 
@@ -148,6 +177,7 @@ void print_report(const ModelReport& r) {
   print_line(0, "bytes of a sequence's decoding state, f32", r.state_bytes_f32);
   print_line(0, "bytes of a sequence's decoding state, bf16", r.state_bytes_bf16);
   print_state(r);
+  if (r.memories) print_memories(*r.memories);
 }
 
 json to_json(const ModelReport& r) {
@@ -162,7 +192,7 @@ json to_json(const ModelReport& r) {
     for (const ModelReport::State& s : layer)
       state.back().push_back({{"tensor", s.shape}, {"elements", s.elements}, {"bytes", s.bytes}});
   }
-  return {
+  json out = {
       {"parameters", r.parameters},
       {"outside_layers", lines_to_json(r.outside)},
       {"layers", layers},
@@ -170,6 +200,17 @@ json to_json(const ModelReport& r) {
       {"training_bytes", r.training_bytes},
       {"state",
        {{"layers", state}, {"bytes_f32", r.state_bytes_f32}, {"bytes_bf16", r.state_bytes_bf16}}}};
+  if (r.memories)
+    out["memories"] = {{"context", r.memories->context},
+                       {"chunk", r.memories->chunk},
+                       {"runs", r.memories->runs},
+                       {"elements_per_head", r.memories->per_head},
+                       {"attention_elements_per_head", r.memories->attention_per_head},
+                       {"ratio", r.memories->ratio()},
+                       {"state_size_over_two_chunks", r.memories->long_ratio()},
+                       {"bytes_f32", r.memories->bytes_f32},
+                       {"bytes_bf16", r.memories->bytes_bf16}};
+  return out;
 }
 
 void print_targets(const std::vector<HeadReport>& gates) {

@@ -1,6 +1,7 @@
 // What a model is made of, as data for people and for JSON.
 #pragma once
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,10 +31,21 @@ struct ModelReport {
   };
   std::vector<std::vector<State>> state;  // per layer, one sequence, f32 activations
   int64_t state_bytes_f32 = 0, state_bytes_bf16 = 0;
+  // What decoding keeps beside it and grows with the text: a DART's memories.
+  struct Memories {
+    int64_t context = 0, chunk = 0, runs = 0;      // tokens, tokens of a memory, memories
+    int64_t state_size = 0, head_dim = 0;          // of a memory: N, P
+    int64_t per_head = 0, attention_per_head = 0;  // elements; those of keys and values
+    int64_t bytes_f32 = 0, bytes_bf16 = 0;         // of all heads and layers
+    double ratio() const { return double(per_head) / double(attention_per_head); }
+    double long_ratio() const { return double(state_size) / (2.0 * double(chunk)); }  // N/(2S)
+  };
+  std::optional<Memories> memories = {};
   // Bytes of the weights in f32; of a training run: master, gradient, two moments, bf16 shadows.
   int64_t weight_bytes = 0, training_bytes = 0;
 };
-ModelReport report_model(const LanguageModel& model);
+// context: tokens that growing state is counted for.
+ModelReport report_model(const LanguageModel& model, int64_t context = 4096);
 void print_report(const ModelReport& report);
 nlohmann::json to_json(const ModelReport& report);
 

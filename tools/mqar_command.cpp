@@ -24,7 +24,7 @@ struct Options {
   int64_t examples = 3000;
   uint64_t seed = 42;
   bool zeros = false, test = false;
-  std::vector<std::string> models;
+  std::vector<std::string> models, set;
   std::string out, device = "auto", dtype;
 };
 
@@ -88,17 +88,19 @@ void run_eval(const Options& o) {
   std::vector<MqarGenerator> all;
   for (const int64_t n : o.pairs) all.push_back(generator(o, n, seed_of(o, true)));
   const std::vector<FoundModel> models = find_models(o.models);
+  const json changes = config_changes(o.set);
   json result = result_header("mqar eval", device);
   result.update({{"dtype", name(dtype)},
                  {"vocab_size", o.spec.vocab_size},
                  {"power", o.spec.power},
                  {"random_non_queries", !o.zeros},
                  {"seed", seed_of(o, true)},
+                 {"changes", changes},
                  {"scores", json::array()}});
   fmt::print("{:<20} {:>6} {:>6} {:>9} {:>9} {:>9}\n", "model", "length", "pairs", "examples",
              "right, %", "loss");
   for (const FoundModel& m : models) {
-    const auto model = load_model(m.folder);
+    const auto model = load_model(m.folder, changes);
     model->to(device);
     if (dtype == DType::bf16) model->enable_bf16();
     for (const MqarGenerator& g : all) {
@@ -149,8 +151,10 @@ void add_mqar(CLI::App& app) {
   g->add_option("--out", o->out, "JSON lines to write")->required();
   g->callback([o] { run_generate(*o); });
 
-  auto* e = add_command(*c, "eval", "Share of the values that models recall, on test examples",
-                        "ebb mqar eval --model a=runs/a,b=runs/b --length 256 --pairs 8,16,32,64");
+  auto* e =
+      add_command(*c, "eval", "Share of the values that models recall, on test examples",
+                  "ebb mqar eval --model a=runs/a,b=runs/b --length 256 --pairs 8,16,32,64\n"
+                  "ebb mqar eval --model runs/dart --length 256 --pairs 64 --set use_sma=false");
   e->add_option("--model", o->models, "Model or run folders, FOLDER or NAME=FOLDER")
       ->required()
       ->delimiter(',');
@@ -160,6 +164,7 @@ void add_mqar(CLI::App& app) {
   e->add_option("--device", o->device, "cpu, cuda, cuda:N, or auto: a GPU where there is one")
       ->capture_default_str();
   e->add_option("--dtype", o->dtype, "f32 (default) or bf16");
+  add_set_option(e, &o->set);
   e->add_option("--out", o->out, "JSON file with the scores, by distance too");
   e->callback([o] { run_eval(*o); });
 }

@@ -16,10 +16,23 @@ SeqLayout layout_on(const SeqLayout& layout, Device device) {
   return layout.is_packed() ? SeqLayout::packed(layout.host(), device) : SeqLayout();
 }
 
+// The positions with a label, where less than half have one (questions between other tokens);
+// undefined where all might as well pass the head. (use_l2warp is about the logits of all.)
+Tensor labelled_rows(const Tensor& labels, Device device) {
+  const std::vector<int64_t> all = labels.to_vector<int64_t>();
+  std::vector<int64_t> rows;
+  for (size_t i = 0; i < all.size(); ++i)
+    if (all[i] != -100) rows.push_back(int64_t(i));
+  if (rows.empty() || 2 * rows.size() >= all.size()) return {};
+  return Tensor::from(rows, {int64_t(rows.size())}, device);
+}
+
 // The loss of one batch as its share of `count` labelled tokens.
 Var batch_loss(const LanguageModel& model, const Batch& b, const Tensor& count) {
   const Device device = model.device();
-  return model.loss(b.tokens.to(device), b.labels.to(device), layout_on(b.layout, device), count)
+  return model
+      .loss(b.tokens.to(device), b.labels.to(device), layout_on(b.layout, device), count,
+            model.config().use_l2warp ? Tensor() : labelled_rows(b.labels, device))
       .loss;
 }
 
