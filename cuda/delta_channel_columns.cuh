@@ -233,10 +233,10 @@ struct ColumnGradients : WarpChannels<GATED> {
     level<4>(0);
     terms_of_lower<2>(0);
     level<2>(0);
-    __syncthreads();
+    barrier_wait<kGradientThreads>(0);
     pair(2);
     pair(0);
-    __syncthreads();
+    barrier_wait<kGradientThreads>(0);
   }
   __device__ __forceinline__ void put_tile() {
     unsigned packed[8][2];

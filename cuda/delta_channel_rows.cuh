@@ -252,14 +252,14 @@ struct RowGradients : WarpChannels<GATED> {
     level<4>(0);
     terms_of_upper<2>(4);
     level<2>(4);
-    __syncthreads();  // the decays that from_rows() lies over are used up
+    barrier_wait<kGradientThreads>(0);  // the decays that from_rows() lies over are used up
 #pragma unroll
     for (int n = 0; n < 4; ++n) hand_over(n);
     pair(4);
     pair(6);
 #pragma unroll
     for (int n = 4; n < 8; ++n) hand_over(n);
-    __syncthreads();
+    barrier_wait<kGradientThreads>(0);
   }
   __device__ __forceinline__ void put_tile() { this->put(s.q, packed); }
   __device__ __forceinline__ void last() {

@@ -192,13 +192,32 @@ inline dim3 chunk_grid(const FastProblem& p) {  // (head, chunk)
   return dim3(unsigned(p.value_heads), unsigned(std::min<int64_t>(p.chunks, 65535)));
 }
 
+// Where a state, transposed, lies in memory: row 0 and the distance of its rows.
+struct StateRows {
+  bf16_t* at;
+  int64_t stride;
+};
+
 struct FastBackward : FastProblem {
-  const bf16_t* d_o = {};                // [tokens,HV,V]
-  const float* dht = {};                 // [N,HV,K,V] or null
-  bf16_t *x = {}, *dstates = {};         // X [HV,tokens,V]; Dᵀ after each chunk [chunks,HV,V,K]
+  const bf16_t* d_o = {};  // [tokens,HV,V]
+  const float* dht = {};   // [N,HV,K,V] or null
+  bf16_t* x = {};          // X [tokens,HV,V]; dv takes its place
+  bf16_t* dstates = {};    // Dᵀ after each chunk, see dstate_at
+  bool in_keys = false;
   bf16_t *dq = {}, *dk = {}, *dv = {};   // null: not wanted (or, with grouped heads, as f32 terms)
   float *dq_terms = {}, *dk_terms = {};  // [tokens,HV,K]
   float *dg = {}, *dbeta = {}, *dh0 = {};
+
+  // Rows v0...v0+63 of Dᵀ after a chunk. in_keys: in the rows of dq (of dk for the second 64) that
+  // the chunk's block writes once it has read D, and dstates has only the chunks that are not
+  // whole, [N,HV,V,K]; else [chunks,HV,V,K].
+  __device__ __forceinline__ StateRows dstate_at(const Span& span, int64_t index, int hv,
+                                                 int v0) const {
+    if (in_keys && span.rows == kChunk)
+      return {(v0 == 0 ? dq : dk) + key_at(span.first, hv), key_stride()};
+    return {dstates + state_at(in_keys ? span.sequence : index, hv) + int64_t(v0) * key_dim,
+            key_dim};
+  }
 };
 
 // Gates, A and P of every chunk.

@@ -44,8 +44,8 @@ __device__ __forceinline__ void scale_left(unsigned (&to)[4][4], const unsigned 
 }
 
 // By the warps that multiply; Dᵀ in registers. Per chunk, from the last: 1 dV' = τ K D + Pᵀ dO; D
-// out meanwhile. 2 X = Aᵀ dV'. 3 D = γ_n D + Qᵀ (scale γ dO) − Kᵀ (γ β X); X and dv = β X out
-// meanwhile. At the end: 4 dh0. ENDS: the state only, written for chain_segments.
+// out meanwhile. 2 X = Aᵀ dV'. 3 D = γ_n D + Qᵀ (scale γ dO) − Kᵀ (γ β X); X out meanwhile. At the
+// end: 4 dh0. ENDS: the state only, written for chain_segments.
 template <int SLABS, bool ENDS>
 __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const Segments& segments,
                              ScanShared<SLABS, 2>& s, Arrivals& arrivals) {
@@ -101,8 +101,6 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     if (!ENDS) {
       wait_for_values<kOuts>(step);
       values_as_left(xa, x);
-      put_values(results.values, xa, warp);
-      scaled_left(xa, x, now.beta(), nullptr, 1.f, l);
       put_values(results.other, xa, warp);
       barrier_arrive<256>(kReady + (step & 1));
     }
@@ -131,7 +129,10 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         return gated_source(p, p.d_o, item.hv, token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 2, true>(p, item, s, p.dstates, p.x, p.dv).run();
+        ScanStore<SLABS, 2, true>(p, item, s, nullptr, p.x)
+            .run([&](const Span& span, int64_t chunk) {
+              return p.dstate_at(span, chunk, item.hv, item.v0);
+            });
       });
 }
 
@@ -152,14 +153,20 @@ void fast_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved, cons
   const int group = int(hv / problem.heads());
   const bool aligned = reinterpret_cast<uintptr_t>(ptr<bf16>(d_out)) % 16 == 0;
   const Tensor d_o = aligned ? d_out : d_out.clone();
-  const Tensor x = Tensor::empty(saved.values.shape(), DType::bf16, device);
-  const Tensor dstates = Tensor::empty(saved.states.shape(), DType::bf16, device);
+  // X lies where dv will, and the states' gradients where dq and dk will if they fit there.
+  const Tensor x =
+      grads.dv.defined() ? grads.dv : Tensor::empty(problem.v.shape(), DType::bf16, device);
+  const bool in_keys =
+      group == 1 && grads.dq.defined() && grads.dk.defined() && problem.value_dim() <= 2 * kChunk;
+  Shape states = saved.states.shape();
+  if (in_keys) states[0] = problem.sequences();
+  const Tensor dstates = Tensor::empty(states, DType::bf16, device);
   const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(x);
   FastBackward p{make_fast_problem(problem, saved, before)};
   p.d_o = ptr<bf16>(d_o), p.dht = ptr<float>(dht);
-  p.x = ptr<bf16>(x), p.dstates = ptr<bf16>(dstates);
+  p.x = ptr<bf16>(x), p.dstates = ptr<bf16>(dstates), p.in_keys = in_keys;
   p.dq = group == 1 ? ptr<bf16>(grads.dq) : nullptr;
   p.dk = group == 1 ? ptr<bf16>(grads.dk) : nullptr;
   p.dv = ptr<bf16>(grads.dv);

@@ -192,7 +192,8 @@ __global__ void __launch_bounds__(kScanThreads, 1)
                               chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 3, false, LOCAL>(p, item, s, p.states, p.values, o).run();
+        ScanStore<SLABS, 3, false, LOCAL>(p, item, s, p.values, o)
+            .run(ChunkStates{p, item, p.states});
       });
 }
 
@@ -277,7 +278,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
                               token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 3, true>(p, item, s, p.dstates, p.x, nullptr).run();
+        ScanStore<SLABS, 3, true>(p, item, s, p.x, nullptr).run(ChunkStates{p, item, p.dstates});
       });
 }
 

@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         return gated_source(p, p.v, item.hv, token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 2, false>(p, item, s, p.states, p.values, o).run();
+        ScanStore<SLABS, 2, false>(p, item, s, p.values, o).run(ChunkStates{p, item, p.states});
       });
 }
 

@@ -1,6 +1,6 @@
-// Gated delta rule in bf16 on tensor cores: dq, dk, dg and dβ of every chunk, from X, V' and the
-// states and their gradients (cuda/delta_fast.cuh). dβ_i is X_i·V'_i/β_i (the diagonal of X V'ᵀ),
-// or from V where β_i = 0.
+// Gated delta rule in bf16 on tensor cores: dq, dk, dv, dg and dβ of every chunk, from X, V' and
+// the states and their gradients (cuda/delta_fast.cuh). dv = β X in X's place. dβ_i is X_i·V'_i/β_i
+// (the diagonal of X V'ᵀ), or from V where β_i = 0.
 #include "cuda/delta_fast.cuh"
 
 namespace ebb::gpu::delta {
@@ -20,6 +20,7 @@ struct GradientShared {
   float row_z[2][64], key_p[64], reads[2][64], kept[64];  // sums over rows of columns, by group
   float column_z[8][64];                                  // over the rows of a warp
   float diagonal[64];                                     // X_i·V'_i
+  float undecided[64];                                    // X_i·V_i where β_i = 0
   float carry[8];
 
   // After the products with V:
@@ -37,13 +38,14 @@ __device__ __forceinline__ void fetch_values(const FastBackward& p, Span span, i
   const int cols = p.value_dim - v0;
   const int64_t row = p.row_at(span.first, hv) * p.value_dim + v0;
   const int64_t state = p.state_at(chunk, hv) + int64_t(v0) * p.key_dim;
+  const StateRows dstate = p.dstate_at(span, chunk, hv, v0);
   at.fetch(s.d_o, p.d_o + p.value_at(span.first, hv) + v0, p.value_stride(), span.rows, cols);
   at.fetch(s.values, p.values + row, p.value_dim, span.rows, cols);
-  at.fetch(s.x, p.x + row, p.value_dim, span.rows, cols);
+  at.fetch(s.x, p.x + p.value_at(span.first, hv) + v0, p.value_stride(), span.rows, cols);
 #pragma unroll
   for (int j = 0; j < SLABS; ++j) {
     at.fetch(s.state[j], p.states + state + 64 * j, p.key_dim, cols, p.key_dim - 64 * j);
-    at.fetch(s.dstate[j], p.dstates + state + 64 * j, p.key_dim, cols, p.key_dim - 64 * j);
+    at.fetch(s.dstate[j], dstate.at + 64 * j, dstate.stride, cols, p.key_dim - 64 * j);
   }
 }
 template <int SLABS>
@@ -342,12 +344,7 @@ __device__ void write_gate_gradients(const FastBackward& p, const GradientShared
     if (p.dg) p.dg[at] = dg[e] + carry;
     if (p.dbeta) {
       const float beta = s.gates.beta[t];
-      float sum = s.key_p[t];
-      if (beta == 0.f)
-        for (int j = 0; j < p.value_dim; ++j)
-          sum += to_float(p.v[p.value_at(span.first + t, hv) + j]) *
-                 to_float(p.x[p.row_at(span.first + t, hv) * p.value_dim + j]);
-      p.dbeta[at] = beta == 0.f ? sum : s.diagonal[t] / beta;
+      p.dbeta[at] = beta == 0.f ? s.key_p[t] + s.undecided[t] : s.diagonal[t] / beta;
     }
   }
 }
@@ -370,6 +367,36 @@ __device__ __forceinline__ float state_product(const ValueStage<SLABS>& s) {
   return sum;
 }
 
+// 64 columns of dv = β X, in the place X has been read from; before that what dβ needs of X where
+// β = 0. Eight threads share a row.
+template <int SLABS>
+__device__ __forceinline__ void write_value_gradients(const FastBackward& p,
+                                                      GradientShared<SLABS>& s,
+                                                      const ValueStage<SLABS>& stage, Span span,
+                                                      int hv, int v0) {
+  const TilePlace at;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = at.r + 32 * i;
+    const float beta = s.gates.beta[r];
+    const bool inside = r < span.rows && v0 + at.c < p.value_dim;
+    const int64_t place = p.value_at(span.first + r, hv) + v0 + at.c;
+    float x[8], sum = 0;
+    load_pack<bf16_t>(x, stage.x.at(r, at.c));
+    if (inside && beta == 0.f) {
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum += to_float(p.v[place + e]) * x[e];
+    }
+    sum = quad_sum(sum);
+    sum += __shfl_xor_sync(0xffffffffu, sum, 4);
+    if (at.c == 0) s.undecided[r] = v0 == 0 ? sum : s.undecided[r] + sum;
+    if (!p.dv || !inside) continue;
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] *= beta;
+    store_pack<bf16_t>(p.dv + place, x);
+  }
+}
+
 // One group's way through a chunk; `index` says which group it is. Both meet at the barriers.
 template <int SLABS, class Group>
 __device__ __forceinline__ float value_products(const FastBackward& p, GradientShared<SLABS>& s,
@@ -379,7 +406,7 @@ __device__ __forceinline__ float value_products(const FastBackward& p, GradientS
   group.settle_all();
   for (int v0 = 0; v0 < p.value_dim; v0 += 2 * kFastTile) {
     if (v0 > 0) {
-      __syncthreads();
+      barrier_wait<kThreads>(0);
       fetch_values(p, span, chunk, hv, v0, s.stage[0]);
       if (v0 + kFastTile < p.value_dim)
         fetch_values(p, span, chunk, hv, v0 + kFastTile, s.stage[1]);
@@ -387,15 +414,16 @@ __device__ __forceinline__ float value_products(const FastBackward& p, GradientS
     }
     wait_copy_groups<0>();
     publish_tiles();
-    __syncthreads();
+    barrier_wait<kThreads>(0);
     for (int i = 0; i < 2 && v0 + i * kFastTile < p.value_dim; ++i) {
       group.values(s.stage[i], warp);
       carry += state_product<SLABS>(s.stage[i]);
+      write_value_gradients(p, s, s.stage[i], span, hv, v0 + i * kFastTile);
       warpgroup_wait<0>();
       group.settle_all();
     }
   }
-  __syncthreads();
+  barrier_wait<kThreads>(0);
   carry = warp_sum(carry);
   return carry;
 }
@@ -422,7 +450,7 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 2 : 1) gradient_kernel(
       x.scores(s, p.scale, a, warp, l);
       x.row_sums(s, p.scale, warp, l);
       publish_tiles();
-      __syncthreads();
+      barrier_wait<kThreads>(0);
       x.keys(s, a, warp);
 #pragma unroll
       for (int n = 0; n < 8 * SLABS; ++n) {
@@ -435,7 +463,7 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 2 : 1) gradient_kernel(
         put_rows(s.dq()[j], a, m0, l);
       }
       if (p.dq_terms) write_terms<SLABS>(p, p.dq_terms, x.dq, span, hv, m0, l);
-      __syncthreads();
+      barrier_wait<kThreads>(0);
       if (warp == 0) write_gate_gradients(p, s, span, hv);
     } else {
       EraseGradients<SLABS> x = {};
@@ -445,9 +473,9 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 2 : 1) gradient_kernel(
       x.scores(s, a, key_p, warp, l);
       x.row_sums(s, key_p, warp, l);
       publish_tiles();
-      __syncthreads();
+      barrier_wait<kThreads>(0);
       x.keys(s, a, warp);
-      __syncthreads();
+      barrier_wait<kThreads>(0);
 #pragma unroll
       for (int n = 0; n < 8 * SLABS; ++n) {
         const float4 y = s.exchange()[n * 128 + t];
@@ -461,7 +489,7 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 2 : 1) gradient_kernel(
       }
       if (p.dk_terms) write_terms<SLABS>(p, p.dk_terms, x.dk, span, hv, m0, l);
     }
-    __syncthreads();
+    barrier_wait<kThreads>(0);
     const TilePlace at;
     const int64_t key = p.key_at(span.first, hv);
 #pragma unroll

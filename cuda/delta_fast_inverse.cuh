@@ -7,9 +7,7 @@ namespace ebb::gpu::delta {
 
 inline constexpr int kInverseRow = 68;  // rows of the matrix, padded
 
-__device__ __forceinline__ void barrier_of_two_warps() {
-  asm volatile("bar.sync 1, 64;" ::: "memory");
-}
+__device__ __forceinline__ void barrier_of_two_warps() { barrier_wait<64>(1); }
 
 __device__ __forceinline__ unsigned to_tf32(float x) {
   unsigned r;

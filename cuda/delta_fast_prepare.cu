@@ -113,7 +113,7 @@ __device__ __forceinline__ void put_scores(PrepareShared<SLABS>& s, float scale,
   Scores<SECOND> second;
   first.multiply(s, l);
   second.multiply(s, l);
-  __syncthreads();
+  barrier_of_two_warps();
   first.put(s, scale, l);
   second.put(s, scale, l);
 }

@@ -47,8 +47,9 @@ struct Problem {
 };
 
 struct Span {
-  int64_t first;  // flat token
-  int rows;       // 1...C; 0: no such chunk
+  int64_t first;         // flat token
+  int rows;              // 1...C; 0: no such chunk
+  int64_t sequence = 0;  // that it belongs to
 };
 
 // The tokens of chunk `index` of all chunks.
@@ -73,7 +74,7 @@ __device__ __forceinline__ Span span_of(const Problem<T>& p, int64_t index) {
   s.select(n);
   const int64_t first = s.begin + (index - p.first_chunk(n)) * p.chunk;
   const int64_t left = s.end - first;
-  return {first, int(left < p.chunk ? left : p.chunk)};
+  return {first, int(left < p.chunk ? left : p.chunk), n};
 }
 
 template <class T>

@@ -105,28 +105,37 @@ struct ScanFetch {
   }
 };
 
+// The states of all chunks one after the other, [chunks,HV,V,K].
+struct ChunkStates {
+  const Problem<bf16_t>& p;
+  const ScanItem& item;
+  bf16_t* g;
+
+  __device__ __forceinline__ StateRows operator()(const Span&, int64_t chunk) const {
+    return {g + p.state_at(chunk, item.hv) + int64_t(item.v0) * p.key_dim, p.key_dim};
+  }
+};
+
 // The storing warps.
 template <int SLABS, int KEYS, bool REVERSE, bool LOCAL = false>
 struct ScanStore {
   static constexpr int64_t kStep = REVERSE ? -1 : 1;
   ScanShared<SLABS, KEYS, LOCAL>& s;
+  const ScanItem& item;
   int steps, last_rows, r, c, cols, key_cols;
-  int64_t value_stride, key_dim, value_dim, state_stride;
-  bf16_t *state, *values, *other;  // of the next step; other may be null
+  int64_t value_stride, value_dim;
+  bf16_t *values, *other;  // [HV,tokens,V] and [tokens,HV,V] of the next step; one may be null
 
   __device__ __forceinline__ ScanStore(const Problem<bf16_t>& p, const ScanItem& at,
-                                       ScanShared<SLABS, KEYS, LOCAL>& shared, bf16_t* g_states,
-                                       bf16_t* g_values, bf16_t* g_other)
-      : s(shared), steps(int(at.steps)), last_rows(at.last_rows()) {
+                                       ScanShared<SLABS, KEYS, LOCAL>& shared, bf16_t* g_values,
+                                       bf16_t* g_other)
+      : s(shared), item(at), steps(int(at.steps)), last_rows(at.last_rows()) {
     const int t = int(threadIdx.x) & 127;
     r = t / 8, c = t % 8 * 8;
     cols = p.value_dim - at.v0 - c, key_cols = p.key_dim - c;
-    value_stride = p.value_stride(), key_dim = p.key_dim, value_dim = p.value_dim;
-    state_stride = int64_t(p.value_heads) * p.key_dim * p.value_dim;
-    const int64_t chunk = chunk_of_step<REVERSE>(at, 0);
-    const int64_t token = at.walk.begin + chunk * kChunk;
-    state = g_states + p.state_at(at.walk.first + chunk, at.hv) + (at.v0 + r) * key_dim + c;
-    values = g_values + (p.row_at(token, at.hv) + r) * value_dim + at.v0 + c;
+    value_stride = p.value_stride(), value_dim = p.value_dim;
+    const int64_t token = at.walk.begin + chunk_of_step<REVERSE>(at, 0) * kChunk;
+    values = g_values ? g_values + (p.row_at(token, at.hv) + r) * value_dim + at.v0 + c : nullptr;
     other = g_other ? g_other + p.value_at(token, at.hv) + at.v0 + r * value_stride + c : nullptr;
   }
   __device__ __forceinline__ void put(bf16_t* g, int64_t stride, const SwizzledTile& tile,
@@ -138,23 +147,28 @@ struct ScanStore {
         store_word(reinterpret_cast<uint4*>(g + 16 * i * stride),
                    *reinterpret_cast<const uint4*>(from + 16 * i * 64));
   }
-  __device__ __forceinline__ void run() {
+  // state_rows(span, chunk): where the state of that chunk goes, from column v0 of V on.
+  template <class F>
+  __device__ __forceinline__ void run(F&& state_rows) {
     constexpr int kOuts = ScanShared<SLABS, KEYS, LOCAL>::kOuts;
     for (int step = 0; step < steps; ++step) {
       barrier_wait<256>(kReady + (step & 1));
       const ValueOutputs& from = s.out[step % kOuts];
       const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
       if (cols > 0) {
-        put(values, value_dim, from.values, n);
+        if (values) put(values, value_dim, from.values, n);
         if (other) put(other, value_stride, from.other, n);
       }
       if (step + kOuts < steps) barrier_arrive<256>(kFreeValues + step % kOuts);
+      const int64_t chunk = chunk_of_step<REVERSE>(item, step);
+      const Span span{item.walk.begin + chunk * kChunk, n, item.sequence};
+      const StateRows to = state_rows(span, item.walk.first + chunk);
 #pragma unroll
       for (int j = 0; j < SLABS; ++j)
-        if (key_cols > 64 * j) put(state + 64 * j, key_dim, s.states[step & 1][j], cols + c);
+        if (key_cols > 64 * j)
+          put(to.at + r * to.stride + c + 64 * j, to.stride, s.states[step & 1][j], cols + c);
       if (step + 2 < steps) barrier_arrive<256>(kFree + (step & 1));
-      state += kStep * state_stride;
-      values += kStep * kChunk * value_dim;
+      if (values) values += kStep * kChunk * value_dim;
       if (other) other += kStep * kChunk * value_stride;
     }
   }

@@ -72,15 +72,6 @@ struct ScanSource {
   int64_t local_stride = 0, added_index = 0;        // rows of local; head of the map of `added`
 };
 
-// Named barriers between the 128 multiplying threads and THREADS − 128 others.
-template <int THREADS>
-__device__ __forceinline__ void barrier_arrive(int id) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-template <int THREADS>
-__device__ __forceinline__ void barrier_wait(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
 // The multiplying warps need more registers than a block of twelve warps has for each; the others
 // need fewer. Called by all four warps of a group.
 __device__ __forceinline__ void take_registers() {
@@ -93,7 +84,8 @@ __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
 #endif
 }
-inline constexpr int kDone = 1, kFree = 4, kReady = 6, kFreeValues = 8;  // first ids
+// First ids of the barriers, each between the 128 multiplying threads and some of the others.
+inline constexpr int kDone = 1, kFree = 4, kReady = 6, kFreeValues = 8;
 
 // A stage's arrivals: half of the fetching threads, and the bytes that one of them announces.
 __device__ __forceinline__ void expect_arrivals(uint64_t* arrived) {

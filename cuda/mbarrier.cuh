@@ -42,12 +42,6 @@ struct Mbarrier {
   }
 };
 
-// A named barrier between `THREADS` threads of the block, all of which come here.
-template <int THREADS>
-__device__ __forceinline__ void meet(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-
 // After init() and before the block's first barrier.
 __device__ __forceinline__ void publish_barriers() {
 #if EBB_WGMMA

@@ -218,7 +218,7 @@ struct MemoryGradients {
         for (int n = 0; n < 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) sum[j][t][n][i] = 0.f;
-    meet<kMultiplyThreads>(1);  // the memories before these are done with
+    barrier_wait<kMultiplyThreads>(1);  // the memories before these are done with
     for (int k = int(threadIdx.x); k < kMemories * NT * 512; k += kMultiplyThreads) {
       const int j = k / (NT * 512), t = k / 512 % NT, n = k % 512 / 8, column = k % 8 * 8;
       uint4 x{}, y{};
@@ -241,7 +241,7 @@ struct MemoryGradients {
       s.units[which][j] = !m ? 0.f : which ? m->value_unit : m->key_unit;
     }
     publish_tiles();
-    meet<kMultiplyThreads>(1);
+    barrier_wait<kMultiplyThreads>(1);
   }
 
   // 1 K' (or V) of the first SEEN memories, and its row dots with e (or dy).
@@ -334,9 +334,9 @@ struct MemoryGradients {
                                           const typename Shared::Stage& now, Shared& s,
                                           const Lane& l, F&& release) {
     row_dots_of<SEEN>(now, s, l);  // 1
-    meet<kMultiplyThreads>(1);
+    barrier_wait<kMultiplyThreads>(1);
     make_factors<SEEN>(p, item, now, at, s);  // 2
-    meet<128>(2 + role);
+    barrier_wait<128>(2 + role);
 #pragma unroll
     for (int j = 0; j < SEEN; ++j) add(sum[j], now, s.factors[role][j], l);  // 3
     warpgroup_wait<0>();
@@ -356,7 +356,7 @@ struct MemoryGradients {
 #pragma unroll
     for (int j = 0; j < kMemories; ++j) {
       if (j >= item.count) break;
-      meet<kMultiplyThreads>(1);
+      barrier_wait<kMultiplyThreads>(1);
       if (role)
 #pragma unroll
         for (int t = 0; t < NT; ++t)
@@ -365,7 +365,7 @@ struct MemoryGradients {
             const float(&x)[4] = sum[j][t][n];
             g[(8 * t + n) * 128 + thread] = float4{x[0], x[1], x[2], x[3]};
           }
-      meet<kMultiplyThreads>(1);
+      barrier_wait<kMultiplyThreads>(1);
       if (role) continue;
       const MemoryRecord<NT>& m = p.record<NT>(item.memory + j, item.head);
       T* to = out + ((item.memory + j) * p.heads + item.head) * p.n * p.p;

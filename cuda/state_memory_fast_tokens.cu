@@ -150,7 +150,7 @@ struct TokenGradients {
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         if (l.c == 0) s_parts[half][first + l.g + 8 * r] = float2{logit[r], value[r]};
-      meet<kMultiplyThreads>(1);
+      barrier_wait<kMultiplyThreads>(1);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float2 other = s_parts[half ^ 1][first + l.g + 8 * r];

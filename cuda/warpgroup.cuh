@@ -129,6 +129,17 @@ __device__ __forceinline__ void publish_tiles() {
 #endif
 }
 
+// Barriers of THREADS threads that reach them at different places of the code, where
+// __syncthreads() is not allowed. Ids 0 (which __syncthreads() uses too) to 15.
+template <int THREADS>
+__device__ __forceinline__ void barrier_arrive(int id) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+template <int THREADS>
+__device__ __forceinline__ void barrier_wait(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
 namespace detail {
 
 // x += a[:, 16k...] b for one step k of 16 inner indices; b = tileᵀ or the tile.
