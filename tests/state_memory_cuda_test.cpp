@@ -77,6 +77,12 @@ TEST_F(StateMemoryCuda, ShapesOfAssociativeRecall) {
   }
 }
 
+// Enough tokens that a block goes through several heads and adds what they give.
+TEST_F(StateMemoryCuda, HeadsOfOneBlock) {
+  for (const int64_t n : {64, 128})
+    expect_parity(problem(8, 4100, 4, n, 64, 256, 8), DType::bf16, 8e-3, 1.5e-2, gpu_);
+}
+
 // Contributions in f32 beside bf16, by the tensor-core kernels and, where P is odd, the others.
 TEST_F(StateMemoryCuda, WideContributions) {
   for (const int64_t p : {64, 33}) {
