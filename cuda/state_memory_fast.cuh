@@ -51,7 +51,7 @@ struct FastProblem {
   int64_t tiles = 0, tiles_per_row = 0;  // of kTileTokens tokens
   SequenceCursor cursor;
 
-  __device__ __forceinline__ int shared_head(int head, int of) const { return head / (heads / of); }
+  __device__ __forceinline__ int shared_head(int head, int of) const { return head * of / heads; }
   __device__ __forceinline__ int64_t row_at(int64_t t, int head) const {  // of r, o, dy
     return (t * heads + head) * p;
   }
@@ -289,6 +289,7 @@ void visit_tiles(int64_t n, F&& f) {
 template <class S, class... P, class... A>
 void launch_persistent(void (*kernel)(P...), int threads, int64_t items, const Tensor& on,
                        const A&... arguments) {
+  static_assert(sizeof(S) <= 227 * 1024);
   if (items <= 0) return;
   cuda_check(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(S))),

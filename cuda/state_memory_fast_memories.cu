@@ -105,7 +105,7 @@ struct MemoryShared {
   };
   SwizzledTile memory[2][kMemories][NT];  // f16: Δ̂; Δ over its unit
   Stage stage[kStages];
-  float dots[2][kMemories][64];     // K'·e, V·dy of a tile of tokens
+  float dots[2][2][kMemories][64];  // K'·e, V·dy of a tile of tokens, two turns
   float factors[2][kMemories][64];  // what rows of q, c are multiplied with in X, G
   float units[2][kMemories];        // of logits, of values
   Ring<kStages, kReaders> ring;
@@ -246,8 +246,8 @@ struct MemoryGradients {
 
   // 1 K' (or V) of the first SEEN memories, and its row dots with e (or dy).
   template <int SEEN>
-  __device__ __forceinline__ void row_dots_of(const typename Shared::Stage& now, Shared& s,
-                                              const Lane& l) const {
+  __device__ __forceinline__ void row_dots_of(const typename Shared::Stage& now, int turn,
+                                              Shared& s, const Lane& l) const {
     const int m0 = 16 * warp;
     unsigned a[4 * NT][4], mate[4][4];
 #pragma unroll
@@ -271,13 +271,13 @@ struct MemoryGradients {
       row_dots(dot, x, mate);
       if (l.c == 0)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) s.dots[role][j][m0 + l.g + 8 * r] = dot[r];
+        for (int r = 0; r < 2; ++r) s.dots[turn][role][j][m0 + l.g + 8 * r] = dot[r];
     }
   }
   // 2 The factors of this group's rows.
   template <int SEEN>
   __device__ __forceinline__ void make_factors(const FastProblem& p, const MemoryItem& item,
-                                               const typename Shared::Stage& now, int at,
+                                               const typename Shared::Stage& now, int at, int turn,
                                                Shared& s) const {
     const int r = thread & 63, visible = (at + r) / p.run;
     const float q = now.vectors[0].factor[r] * now.e.factor[r], c = now.vectors[1].factor[r];
@@ -288,9 +288,9 @@ struct MemoryGradients {
       const bool sees = at + r < item.length && item.index + j < visible;
       float factor = 0.f;
       if (sees) {
-        const float logit = kLog2e * p.scale * q * s.units[0][j] * s.dots[0][j][r];
+        const float logit = kLog2e * p.scale * q * s.units[0][j] * s.dots[turn][0][j][r];
         const float w = now.numbers.gate[r] * exp2_approximately(logit - now.numbers.lse[r]);
-        const float value = s.dots[1][j][r] * s.units[1][j] * c;
+        const float value = s.dots[turn][1][j][r] * s.units[1][j] * c;
         if (role)
           factor = w * c;
         else if (visible > 1)  // a token that sees one memory gives it weight 1 whatever
@@ -333,9 +333,10 @@ struct MemoryGradients {
   __device__ __forceinline__ void take_in(const FastProblem& p, const MemoryItem& item, int at,
                                           const typename Shared::Stage& now, Shared& s,
                                           const Lane& l, F&& release) {
-    row_dots_of<SEEN>(now, s, l);  // 1
+    const int turn = at / 64 & 1;
+    row_dots_of<SEEN>(now, turn, s, l);  // 1
     barrier_wait<kMultiplyThreads>(1);
-    make_factors<SEEN>(p, item, now, at, s);  // 2
+    make_factors<SEEN>(p, item, now, at, turn, s);  // 2
     barrier_wait<128>(2 + role);
 #pragma unroll
     for (int j = 0; j < SEEN; ++j) add(sum[j], now, s.factors[role][j], l);  // 3
