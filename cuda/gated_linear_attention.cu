@@ -2,7 +2,7 @@
 // (cuda/gated_linear_attention_fwd.cu, _bwd.cu).
 #include "cuda/linear_attention_fast.cuh"
 #include "cuda/ordered_sum.cuh"
-#include "ops/rows.h"
+#include "ops/ssd.h"
 #include "tensor/device_flags.h"
 
 namespace ebb::gpu::linear_attention {
@@ -24,6 +24,15 @@ int parts_of(int64_t blocks, int64_t heads_per_group) {
 void sum_chunks(const Tensor& partial, const Tensor& out) {
   ordered_sum(ptr<float>(partial), partial.size(0), out.numel(), stream_of(out),
               PutSum{ptr<float>(out)});
+}
+
+LinearAttentionProblem with_gates(const LinearAttentionProblem& p) {
+  if (!p.gate.dt.t) return p;
+  LinearAttentionProblem filled = p;
+  filled.g = Tensor::empty({p.batch(), p.time(), p.heads()}, DType::f32, p.v.device());
+  filled.weight = Tensor::empty_like(filled.g);
+  ssd_gate_fwd(p.gate, filled.weight, filled.g);
+  return filled;
 }
 
 Cut::Cut(const LinearAttentionProblem& p) {

@@ -3,6 +3,7 @@
 // over the heads of a group; then ordered sums of what is left. Notation and formulas of
 // ops/gated_linear_attention_cpu_bwd.cpp.
 #include "cuda/linear_attention_fast.cuh"
+#include "ops/ssd.h"
 
 namespace ebb::gpu::linear_attention {
 namespace {
@@ -443,13 +444,18 @@ __global__ void __launch_bounds__(kTileThreads) key_kernel(Backward<T> p) {
 
 namespace ebb::gpu {
 
-void gated_linear_attention_bwd(const LinearAttentionProblem& problem,
+void gated_linear_attention_bwd(const LinearAttentionProblem& given,
                                 const LinearAttentionSaved& saved, const Tensor& d_o,
                                 const Tensor& dht, const Tensor& upstream,
-                                const LinearAttentionGradients& grads) {
+                                const LinearAttentionGradients& wanted) {
   using namespace linear_attention;
-  const Tensor dcontributions = upstream ? upstream.to(problem.v.dtype()) : Tensor();
-  if (saved.gates) return fast_attention_bwd(problem, saved, d_o, dht, dcontributions, grads);
+  const Tensor dcontributions = upstream ? upstream.to(given.v.dtype()) : Tensor();
+  if (saved.gates) return fast_attention_bwd(given, saved, d_o, dht, dcontributions, wanted);
+  const LinearAttentionProblem problem = with_gates(given);
+  LinearAttentionGradients grads = wanted;
+  const bool steps = wanted.ddt || wanted.dA || wanted.dbias;
+  if (steps)
+    grads.dg = Tensor::empty_like(problem.g), grads.dweight = Tensor::empty_like(problem.g);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups(), k = problem.key_dim();
@@ -493,6 +499,8 @@ void gated_linear_attention_bwd(const LinearAttentionProblem& problem,
   sum_groups(dq_terms, grads.dq, parts);
   sum_groups(dk_terms, grads.dk, parts);
   if (grads.dskip) sum_chunks(dskip, grads.dskip);
+  if (steps)
+    ssd_gate_bwd(given.gate, grads.dweight, grads.dg, {wanted.ddt, wanted.dA, wanted.dbias});
 }
 
 }  // namespace ebb::gpu

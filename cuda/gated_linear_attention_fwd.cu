@@ -199,11 +199,12 @@ __global__ void __launch_bounds__(kTileThreads) read_kernel(Attention<T> p, T* o
 
 namespace ebb::gpu {
 
-LinearAttentionSaved gated_linear_attention_fwd(const LinearAttentionProblem& problem,
+LinearAttentionSaved gated_linear_attention_fwd(const LinearAttentionProblem& given,
                                                 const Tensor& o, const Tensor& ht,
                                                 const Tensor& contributions) {
   using namespace linear_attention;
-  if (fast_attention(problem)) return fast_attention_fwd(problem, o, ht, contributions);
+  if (fast_attention(given)) return fast_attention_fwd(given, o, ht, contributions);
+  const LinearAttentionProblem problem = with_gates(given);
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), k = problem.key_dim(), v = problem.value_dim();

@@ -1,7 +1,6 @@
 // One decoding step of gated linear attention (ops/gated_linear_attention.h) and of SSD
 // (ops/ssd.h): bound by the state, which is read and written once.
-#include "cuda/activation.cuh"
-#include "ops/ssd.h"
+#include "cuda/ssd_gate.cuh"
 
 namespace ebb::gpu {
 namespace {
@@ -17,25 +16,16 @@ struct Step {
   float scale;
   int groups, heads, key_dim, value_dim;
   int64_t batch;
-  // SSD: instead of g and weight.
-  const T* dt = nullptr;
-  const float* dt_wide = nullptr;  // dt in f32
-  int64_t dt_stride = 0;
-  const float *A = nullptr, *bias = nullptr;
-  float low = 0, high = 0;
-  bool softplus = true, log_A = false;
+  StepSource steps = {};  // SSD: instead of g and weight
 };
 
 // e^g and w of one head of one sequence.
 template <class T>
 __device__ __forceinline__ float2 gates(const Step<T>& p, int64_t row, int h, int64_t n) {
-  if (!p.A) return {expf(p.g[row]), p.weight ? p.weight[row] : 1.f};
-  const float raw = p.dt ? to_float(p.dt[n * p.dt_stride + h]) : p.dt_wide[n * p.dt_stride + h];
-  const float y = raw + (p.bias ? p.bias[h] : 0.f);
-  float step = p.softplus ? softplus(y) : y;
-  step = step < p.low ? p.low : step > p.high ? p.high : step;
-  const float A = p.log_A ? -expf(p.A[h]) : p.A[h];
-  return {expf(A * step), step};
+  if (!p.steps.dt) return {expf(p.g[row]), p.weight ? p.weight[row] : 1.f};
+  float slope;
+  const float step = p.steps.step(p.steps.raw(n, h) + p.steps.offset(h), slope);
+  return {expf(p.steps.rate(h) * step), step};
 }
 
 // Item (sequence, head, COLS·N columns of V), block 256: a thread owns N neighbouring columns and
@@ -156,14 +146,7 @@ void ssd_step(const SsdGateArgs& gate, const Tensor& x, const Tensor& B, const T
   if (y.numel() == 0) return;
   visit_compute(x.dtype(), [&]<class Host>() {
     auto p = step_of<Host>(C, B, x, D, state, 1, y);
-    if (gate.dt.t.dtype() == x.dtype())
-      p.dt = ptr<Host>(gate.dt.t);
-    else
-      p.dt_wide = ptr<float>(gate.dt.t);
-    p.dt_stride = gate.dt.stride;
-    p.A = ptr<float>(gate.A), p.bias = ptr<float>(gate.bias);
-    p.low = float(gate.dt_min), p.high = float(gate.dt_max);
-    p.softplus = gate.softplus, p.log_A = gate.log_A;
+    p.steps = StepSource(gate);
     launch(p, stream_of(y));
   });
 }

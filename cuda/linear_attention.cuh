@@ -98,6 +98,8 @@ __device__ __forceinline__ void each_state(Accumulator<T, kScanColumns> (&state)
     });
 }
 
+// The problem with g and weight worked out, where it has steps instead.
+LinearAttentionProblem with_gates(const LinearAttentionProblem& p);
 // How a sequence is cut: chunks of at most 64 tokens, runs of one chunk where there is no memory.
 struct Cut {
   explicit Cut(const LinearAttentionProblem& p);

@@ -8,6 +8,7 @@
 #pragma once
 #include "cuda/delta_scan.cuh"
 #include "cuda/linear_attention.cuh"
+#include "cuda/ssd_gate.cuh"
 
 namespace ebb::gpu::linear_attention {
 
@@ -15,6 +16,7 @@ inline constexpr int kFastShared = 227 * 1024;  // bytes of a block, as compute 
 
 struct FastAttention : Attention<bf16_t> {
   FastGates* gates = nullptr;  // [chunks,H]
+  StepSource steps = {};       // instead of g and beta
 
   __device__ __forceinline__ const FastGates& gates_of(int64_t chunk, int h) const {
     return gates[chunk * value_heads + h];

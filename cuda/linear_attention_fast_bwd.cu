@@ -1,6 +1,7 @@
 // Gated linear attention in bf16 on tensor cores, the backward pass as a whole: the reverse scan
 // (linear_attention_reverse.cu), then the gradients of every chunk (linear_attention_gradients.cu).
 #include "cuda/linear_attention_gradient.cuh"
+#include "cuda/ordered_sum.cuh"
 
 namespace ebb::gpu::linear_attention {
 namespace {
@@ -37,11 +38,29 @@ __global__ void __launch_bounds__(kThreads) run_product_kernel(AttentionBackward
       __syncthreads();
     }
     sum = block_sum(sum, s_scratch);
-    for (int i = 0; i < p.pieces; ++i) sum *= p.gates_of(first + i, h).total[0];
+    for (int i = 0; i < p.pieces && chunk_span(p, first + i).rows > 0; ++i)
+      sum *= p.gates_of(first + i, h).total[0];
     if (threadIdx.x == 0) p.through_run[item] = sum;
     __syncthreads();
   }
 }
+
+// Where the sums of AttentionBackward::head_sums go; each may be null.
+struct PutHeadSums {
+  float *dskip, *dbias, *dA;
+  const float* log_A;  // null: A is given itself
+  int64_t heads;
+  __device__ void operator()(int64_t column, double sum) const {
+    const int64_t h = column % heads;
+    if (column < heads) {
+      if (dskip) dskip[h] = float(sum);
+    } else if (column < 2 * heads) {
+      if (dbias) dbias[h] = float(sum);
+    } else if (dA) {
+      dA[h] = float(log_A ? -double(expf(log_A[h])) * sum : sum);
+    }
+  }
+};
 
 // In how many parts the heads of a group are dealt to the blocks that walk through items: as few as
 // leave no multiprocessor idle for long.
@@ -75,10 +94,12 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
                              : Tensor();
   };
   const Tensor dq_terms = terms(grads.dq), dk_terms = terms(grads.dk);
-  Tensor dskip;  // of every chunk; empty ones leave a zero
-  if (grads.dskip)
-    dskip = cut.pieces > 1 ? Tensor::zeros({cut.chunks, h}, DType::f32, device)
-                           : Tensor::empty({cut.chunks, h}, DType::f32, device);
+  Tensor head_sums;
+  if (grads.dskip || grads.dbias || grads.dA) {
+    const Shape shape{cut.chunks, 3, h};  // empty chunks leave zeros
+    head_sums = cut.pieces > 1 ? Tensor::zeros(shape, DType::f32, device)
+                               : Tensor::empty(shape, DType::f32, device);
+  }
   const int64_t runs = cut.chunks / cut.pieces * h;
   const Tensor through_run = dcontributions ? Tensor::empty({runs}, DType::f32, device) : Tensor();
   const Tensor before = run_offsets(problem, cut);
@@ -90,7 +111,8 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
   p.dv = ptr<bf16>(grads.dv);
   p.dq_terms = ptr<float>(dq_terms), p.dk_terms = ptr<float>(dk_terms);
   p.dg = ptr<float>(grads.dg), p.dweight = ptr<float>(grads.dweight);
-  p.dskip = ptr<float>(dskip);
+  p.ddt = grads.ddt ? grads.ddt.raw() : nullptr;
+  p.head_sums = ptr<float>(head_sums);
   p.parts = parts, p.part_heads = int(h / groups / parts);
   p.dcontributions = ptr<bf16>(dcontributions), p.through_run = ptr<float>(through_run);
   if (dcontributions && runs > 0) {
@@ -110,7 +132,10 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
   if (p.chunks > 0) chunk_gradients(p, device, stream);
   sum_groups(dq_terms, grads.dq, parts);
   sum_groups(dk_terms, grads.dk, parts);
-  if (grads.dskip) sum_chunks(dskip, grads.dskip);
+  if (head_sums)
+    ordered_sum(ptr<float>(head_sums), cut.chunks, 3 * h, stream,
+                PutHeadSums{ptr<float>(grads.dskip), ptr<float>(grads.dbias), ptr<float>(grads.dA),
+                            problem.gate.log_A ? ptr<float>(problem.gate.A) : nullptr, h});
 }
 
 }  // namespace ebb::gpu::linear_attention

@@ -1,5 +1,5 @@
-// Gated linear attention in bf16 on tensor cores, forward: the gates of every chunk, then one scan
-// with the read-out (cuda/linear_attention_fast.cuh).
+// Gated linear attention in bf16 on tensor cores, forward: one scan with the gates and the read-out
+// (cuda/linear_attention_fast.cuh).
 #include "cuda/linear_attention_scan.cuh"
 #include "ops/rows.h"
 
@@ -8,46 +8,17 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A warp per chunk and head; lane l has tokens 2l and 2l+1. Sums in f64: kept as high + low, their
-// differences are exact to f32.
+// A warp per chunk and head, where the scan does not work out the gates itself.
 __global__ void __launch_bounds__(kThreads) gate_kernel(FastAttention p) {
-  const int lane = int(threadIdx.x) & 31;
   const int64_t warps = int64_t(gridDim.x) * (kThreads / 32);
   for (int64_t item = int64_t(blockIdx.x) * (kThreads / 32) + (threadIdx.x >> 5);
        item < p.chunks * p.value_heads; item += warps) {
     const int h = int(item % p.value_heads);
     const Span span = chunk_span(p, item / p.value_heads);
-    double x[2], sum = 0;
-    float weight[2];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = 2 * lane + e;
-      const int64_t at = p.gate_at(span.first + i, h);
-      const float g = i < span.rows ? p.g[at] : 0.f;
-      weight[e] = i < span.rows ? (p.beta ? p.beta[at] : 1.f) : 0.f;
-      if (g > 0.f) *p.positive_decay = 1;
-      x[e] = double(g < -1000.f ? -1000.f : g);  // −inf: e^-1000 = 0
-      sum += x[e];
-    }
-#pragma unroll
-    for (int o = 1; o < 32; o *= 2) {
-      const double before = __shfl_up_sync(0xffffffffu, sum, o);
-      if (lane >= o) sum += before;
-    }
-    const double total = __shfl_sync(0xffffffffu, sum, 31);
-    const double through[2] = {sum - x[1], sum};
-    FastGates& s = p.gates[item];
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = 2 * lane + e;
-      const double log2 = through[e] * 1.4426950408889634;
-      s.high[i] = float(log2);
-      s.low[i] = float(log2 - double(float(log2)));
-      s.gamma[i] = __expf(float(through[e]));
-      s.tail[i] = __expf(float(total - through[e]));
-      s.beta[i] = weight[e];
-    }
-    if (lane < 4) s.total[lane] = __expf(float(total));
+    LaneGates gates;
+    gates.fetch(p, span, h);
+    gates.apply_steps(p, span.rows, h);
+    gates.write(p, p.gates + item, nullptr);
   }
 }
 
@@ -203,7 +174,7 @@ __device__ __forceinline__ void store_out(const FastAttention& p, const Attentio
   }
 }
 
-template <int SLABS>
+template <int SLABS, bool GATES>
 __global__ void __launch_bounds__(kReadThreads, 1)
     read_kernel(FastAttention p, AttentionSegments cut,
                 const __grid_constant__ ScanSources<2> sources, bf16_t* o, float* ht) {
@@ -222,7 +193,7 @@ __global__ void __launch_bounds__(kReadThreads, 1)
     give_registers<112>();
     each_attention_item<kReadThreads>(p, cut, [&](const AttentionItem& item) {
       if (threadIdx.x < 256 + kScanFetchThreads)
-        fetch_steps<256, false, false, SLABS>(p, item, sources, s);
+        fetch_steps<256, false, false, SLABS, GATES>(p, item, sources, s);
       else
         store_out<SLABS>(p, item, s, o);
     });
@@ -256,6 +227,7 @@ FastAttention make_fast_attention(const LinearAttentionProblem& problem, const C
                                   const LinearAttentionSaved& saved, const Tensor& before) {
   FastAttention p{make_attention<bf16>(problem, cut, saved, before)};
   p.gates = reinterpret_cast<FastGates*>(ptr<float>(saved.gates));
+  p.steps = StepSource(problem.gate);
   return p;
 }
 
@@ -273,7 +245,9 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, c
   const FastAttention p = make_fast_attention(problem, cut, saved, before);
   Tensor buffers[3];
   const AttentionSegments segments = cut_sequences(p, device, buffers);
-  if (cut.chunks > 0) {
+  // With one segment the scan works out the gates and leaves them for the others.
+  const bool own_gates = segments.count == 1;
+  if (cut.chunks > 0 && !own_gates) {
     const int64_t blocks = std::min<int64_t>(ceil_div(cut.chunks * h, kThreads / 32), 65536);
     gate_kernel<<<unsigned(blocks), kThreads, 0, stream>>>(p);
     check_launch();
@@ -285,9 +259,9 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, c
   const ScanSources<1> written{{keys[1]}, values, {}, sources.mapped};
   if (segments.count > 1) begin_segments(p, segments, written, p.h0, false, stream);
   visit_fast_slabs(k, [&]<int SLABS>() {
-    launch_fast<ReadShared<SLABS>>(read_kernel<SLABS>, kReadThreads,
-                                   grid_of(AttentionItem::count(p, segments)), stream, p, segments,
-                                   sources, ptr<bf16>(o), ptr<float>(ht));
+    launch_fast<ReadShared<SLABS>>(own_gates ? read_kernel<SLABS, true> : read_kernel<SLABS, false>,
+                                   kReadThreads, grid_of(AttentionItem::count(p, segments)), stream,
+                                   p, segments, sources, ptr<bf16>(o), ptr<float>(ht));
   });
   if (contributions) write_contributions(p, segments, written, contributions, stream);
   return saved;

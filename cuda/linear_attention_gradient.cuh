@@ -20,16 +20,18 @@ struct AttentionBackward : FastAttention {
   float* through_run = {};              // [runs,H]: e^{Σ g of the run} <S before it, its gradient>
   bf16_t* dstates = {};                 // (D+E)ᵀ after each chunk [chunks,H,V,K]
   bf16_t *dq = {}, *dk = {}, *dv = {};  // null: not wanted (or as f32 terms)
-  float *dq_terms = {}, *dk_terms = {};        // [tokens,G·parts,K]: sums of a part of the heads
-  float *dg = {}, *dweight = {}, *dskip = {};  // dskip: [chunks,H]
-  int parts = 1, part_heads = 1;               // how the heads of a group are dealt to blocks
+  float *dq_terms = {}, *dk_terms = {};  // [tokens,G·parts,K]: sums of a part of the heads
+  float *dg = {}, *dweight = {};         // [tokens,H]
+  void* ddt = {};                        // [tokens,H], as dt, where there are steps
+  float* head_sums = {};                 // [chunks,3,H]: of v·dO, ddt and Δ dg; null: not wanted
+  int parts = 1, part_heads = 1;         // how the heads of a group are dealt to blocks
 };
 struct GradientSources {
   TileSource q, k, v, d_o, states, dstates;  // of the states: [chunks·H,V,K]
   bool mapped;                               // whether the maps can be used
 };
 
-// dq, dk (or their terms), dv, dg, dw and dskip of every chunk.
+// dq, dk (or their terms), dv, dg, dw (or ddt) and sums over tokens, of every chunk.
 void chunk_gradients(const AttentionBackward& p, Device device, cudaStream_t stream);
 
 enum GradientBarrier { kStepDone = 1, kScoresReadyFor = 5, kProductsReady = 7 };

@@ -104,7 +104,7 @@ struct ScoreSide {
       if (l.c == 0) sums.row_z[m0 + l.g + 8 * half] = row;
     }
     *reinterpret_cast<float2*>(sums.column_z[warp] + 8 * l.g + 2 * l.c) = sum_columns(columns);
-    if (p.dskip) through = warp_sum(through);
+    if (p.head_sums) through = warp_sum(through);
     const int t = int(threadIdx.x) & 127;
     if ((t & 31) == 0) sums.through[warp] = through;
     if (t < kChunk) sums.weight[t] = gates.beta[t];
@@ -280,11 +280,40 @@ __device__ __forceinline__ void clear_slabs(float (&x)[SLABS][8][4]) {
     for (int e = 0; e < 4; ++e) x[n / 8][n % 8][e] = 0.f;
 }
 
+// A head's A, bias and the dt of a lane's tokens, asked for early.
+struct LaneSteps {
+  float rate = 0, dt[2] = {};
+
+  __device__ __forceinline__ LaneSteps(const AttentionBackward& p, Span span, int h) {
+    if (!p.steps.dt) return;
+    rate = p.steps.rate(h);
+    const float offset = p.steps.offset(h);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const int i = 2 * (int(threadIdx.x) & 31) + e;
+      if (i < span.rows) dt[e] = p.steps.raw(span.first + i, h) + offset;
+    }
+  }
+  // ddt of a token from its dw and dg.
+  __device__ __forceinline__ void write(const AttentionBackward& p, int e, int64_t at, float dw,
+                                        float dg, float (&sums)[2]) const {
+    float slope;
+    const float step = p.steps.step(dt[e], slope), ddt = slope * (dw + rate * dg);
+    sums[0] += ddt, sums[1] += step * dg;
+    if (!p.ddt) return;
+    if (p.steps.wide)
+      static_cast<float*>(p.ddt)[at] = ddt;
+    else
+      static_cast<bf16_t*>(p.ddt)[at] = from_float<bf16_t>(ddt);
+  }
+};
+
 // One warp; lane l has tokens 2l and 2l+1: dg_t = Σ_{i>=t} (row_i − column_i + reads_i) + Σ_{j<t}
 // kept_j + γ_n <S,D>, where the sums of Z∘q kᵀ over rows minus those over columns leave the pairs
-// that cross t. And the chunk's part of dskip.
+// that cross t. And the chunk's part of what is summed over tokens.
 __device__ __forceinline__ void write_gate_gradients(const AttentionBackward& p, const HeadSums& s,
-                                                     Span span, int64_t chunk, int h) {
+                                                     const LaneSteps& steps, Span span,
+                                                     int64_t chunk, int h) {
   const int lane = int(threadIdx.x) & 31;
   float carry = 0;
   for (int w = 0; w < 8; ++w) carry += s.carry[w];
@@ -300,17 +329,23 @@ __device__ __forceinline__ void write_gate_gradients(const AttentionBackward& p,
     before[e] = s.weight[t] * s.kept[t];
     dweight[e] = s.kept[t] + column + s.diagonal[t];
   }
-  const float2 dg = crossing_sums(after, before);
+  const float2 crossing = crossing_sums(after, before);
+  float sums[2] = {};
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     if (2 * lane + e >= span.rows) continue;
     const int64_t at = p.gate_at(span.first + 2 * lane + e, h);
-    if (p.dg) p.dg[at] = (e ? dg.y : dg.x) + carry;
+    const float dg = (e ? crossing.y : crossing.x) + carry;
+    if (p.steps.dt) steps.write(p, e, at, dweight[e], dg, sums);
+    if (p.dg) p.dg[at] = dg;
     if (p.dweight) p.dweight[at] = dweight[e];
   }
-  if (p.dskip && lane == 0)
-    p.dskip[chunk * p.value_heads + h] =
-        (s.through[0] + s.through[1]) + (s.through[2] + s.through[3]);
+  if (!p.head_sums) return;
+  sums[0] = warp_sum(sums[0]), sums[1] = warp_sum(sums[1]);
+  if (lane != 0) return;
+  float* to = p.head_sums + 3 * chunk * p.value_heads + h;
+  to[0] = (s.through[0] + s.through[1]) + (s.through[2] + s.through[3]);
+  to[p.value_heads] = sums[0], to[2 * p.value_heads] = sums[1];
 }
 
 // Per head 1 x = dO Sᵀ, half of <S,D>. 2 dq += scale γ x, its rows' products with q. 3 dq += Z k;
@@ -332,6 +367,7 @@ __device__ __forceinline__ void run_queries(const AttentionBackward& p,
       dq.clear();
       if (!OWN) keys_arrivals.wait(s.keys_arrived, 0);
     }
+    const LaneSteps steps(p, warp == 0 ? at.span : Span{0, 0}, at.h());
     arrivals.wait(s.arrived, turn.at);
     const auto& now = s.stage[turn.at];
     const FastGates& gates = s.gates[turn.at];
@@ -364,7 +400,7 @@ __device__ __forceinline__ void run_queries(const AttentionBackward& p,
         multiply_tiles<false, Inner::last, Inner::first>(dq.sum[j], s.z[heads & 1], keys.k[j],
                                                          warp);
       warpgroup_commit();
-      if (warp == 0) write_gate_gradients(p, sums, at.span, at.chunk, at.h());
+      if (warp == 0) write_gate_gradients(p, sums, steps, at.span, at.chunk, at.h());
       warpgroup_wait<0>();
       dq.settle_all();
       ++heads;

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kCarryThreads, 1)
   } else {
     each_attention_item<kCarryThreads>(p, cut, [&](const AttentionItem& item) {
       if (threadIdx.x < 128 + kScanFetchThreads)
-        fetch_steps<128, is_reverse(C), kRuns, SLABS>(p, item, sources, s);
+        fetch_steps<128, is_reverse(C), kRuns, SLABS, false>(p, item, sources, s);
       else if constexpr (C == Carry::contributions) {
         if (!last) store_runs<SLABS>(p, item, s, states);
       } else if constexpr (!is_ends(C))

@@ -15,7 +15,7 @@
 #pragma once
 #include <type_traits>
 
-#include "cuda/linear_attention_fast.cuh"
+#include "cuda/linear_attention_gates.cuh"
 
 namespace ebb::gpu::linear_attention {
 
@@ -166,23 +166,33 @@ __device__ __forceinline__ void open_stages(uint64_t (&arrived)[STAGES]) {
   __syncthreads();
 }
 
-// By the 64 fetching threads: every step of an item. USERS threads read a stage.
-template <int USERS, bool REVERSE, bool RUN, int SLABS, int KEYS, class Shared>
+// By the 64 fetching threads: every step of an item. USERS threads read a stage. GATES: the second
+// warp works out the gates, and leaves them in memory too.
+template <int USERS, bool REVERSE, bool RUN, int SLABS, bool GATES, int KEYS, class Shared>
 __device__ __forceinline__ void fetch_steps(const FastAttention& p, const AttentionItem& item,
                                             const ScanSources<KEYS>& from, Shared& s) {
   constexpr int kStages = Shared::kStages, kAll = USERS + kScanFetchThreads;
   const int thread = int(threadIdx.x) % kScanFetchThreads;
   const int64_t group = p.group(item.h);
+  LaneGates ahead;  // of the next step
+  if (GATES && thread >= 32 && item.steps > 0)
+    ahead.fetch(p, item.span(item.template chunk<REVERSE>(0)), item.h);
   Turn turn;
   for (int step = 0; step < item.steps; ++step) {
-    if (step >= kStages) barrier_wait<kAll>(kStageDone + turn.at);
     const int64_t chunk = item.template chunk<REVERSE>(step);
     const Span span = item.span(chunk);
+    LaneGates now = ahead;
+    if (GATES && thread >= 32) {
+      if (step + 1 < item.steps)
+        ahead.fetch(p, item.span(item.template chunk<REVERSE>(step + 1)), item.h);
+      now.apply_steps(p, span.rows, item.h);
+    }
+    if (step >= kStages) barrier_wait<kAll>(kStageDone + turn.at);
     const bool begins = RUN && (step == 0 || (chunk + 1) % p.pieces == 0);  // a run, from its end
     const int64_t run = (item.first_chunk + chunk) / p.pieces * p.value_heads + item.h;
     auto& to = s.stage[turn.at];
     FastGates& gates = s.gates[turn.at];
-    const FastGates& g_gates = p.gates_of(item.first_chunk + chunk, item.h);
+    FastGates& g_gates = p.gates[(item.first_chunk + chunk) * p.value_heads + item.h];
     uint64_t* arrived = s.arrived + turn.at;
     // f(source, tile, head, row, column, rows) of all tiles.
     const auto each_tile = [&](auto&& f) {
@@ -200,18 +210,21 @@ __device__ __forceinline__ void fetch_steps(const FastAttention& p, const Attent
       if (thread == 0) {
 #if EBB_WGMMA
         const int tiles = KEYS * SLABS + 1 + (begins ? SLABS : 0);
-        arrive_with_bytes(arrived, tiles * int(sizeof(SwizzledTile)) + int(sizeof(FastGates)));
-        fetch_run(&gates, &g_gates, int(sizeof(FastGates)), arrived);
+        const int gate_bytes = GATES ? 0 : int(sizeof(FastGates));
+        arrive_with_bytes(arrived, tiles * int(sizeof(SwizzledTile)) + gate_bytes);
+        if (!GATES) fetch_run(&gates, &g_gates, gate_bytes, arrived);
         each_tile([&](const TileSource& source, SwizzledTile& tile, int64_t h, int64_t row,
                       int column, int) { source.ask(tile, h, row, column, arrived); });
 #endif
       } else {
+        if (GATES && thread >= 32) now.write(p, &gates, item.v0 == 0 ? &g_gates : nullptr);
         arrive(arrived);
       }
     } else {
+      if (GATES && thread >= 32) now.write(p, &gates, item.v0 == 0 ? &g_gates : nullptr);
       each_tile([&](const TileSource& source, SwizzledTile& tile, int64_t h, int64_t row,
                     int column, int rows) { source.copy(tile, h, row, column, rows); });
-      TileMover<kScanFetchThreads>(thread).fetch_gates(gates, g_gates);
+      if (!GATES) TileMover<kScanFetchThreads>(thread).fetch_gates(gates, g_gates);
       wait_copies();
       publish_tiles();
       arrive(arrived);

@@ -1,83 +1,52 @@
 // Δ and A Δ of SSD, forward and backward (ops/ssd.h). A thread owns V neighbouring heads, so that A
 // and dt_bias stay in registers, and walks along a run of tokens.
-#include "ops/ssd.h"
-
-#include "cuda/activation.cuh"
 #include "cuda/ordered_sum.cuh"
+#include "cuda/ssd_gate.cuh"
 #include "cuda/walk.cuh"
 #include "tensor/device_flags.h"
 
 namespace ebb::gpu {
 namespace {
 
-template <class T>
 struct Input {
-  const T* g_dt;
-  int64_t stride;
-  const float *g_A, *g_bias;  // [H]; the bias may be null
+  StepSource steps;
   int64_t tokens, heads;
-  float low, high;
-  bool softplus, log_A;
   int32_t* positive_decay;
-};
 
-template <class T>
-Input<device_t<T>> input_of(const SsdGateArgs& in) {
-  return {.g_dt = ptr<T>(in.dt.t),
-          .stride = in.dt.stride,
-          .g_A = ptr<float>(in.A),
-          .g_bias = ptr<float>(in.bias),
-          .tokens = in.dt.count,
-          .heads = in.A.numel(),
-          .low = float(in.dt_min),
-          .high = float(in.dt_max),
-          .softplus = in.softplus,
-          .log_A = in.log_A,
-          .positive_decay = ebb::device_flags(in.A.device()) + int(DeviceFlag::positive_decay)};
-}
+  explicit Input(const SsdGateArgs& in)
+      : steps(in),
+        tokens(in.dt.count),
+        heads(in.A.numel()),
+        positive_decay(ebb::device_flags(in.A.device()) + int(DeviceFlag::positive_decay)) {}
+};
 
 template <int V>
 struct Heads {
-  float r_A[V], r_bias[V], low, high;
-  bool soft;
+  float r_A[V], r_bias[V];
 
-  template <class T>
-  __device__ Heads(const Input<T>& in, int64_t c) : low(in.low), high(in.high), soft(in.softplus) {
+  __device__ Heads(const StepSource& in, int64_t c) {
 #pragma unroll
-    for (int v = 0; v < V; ++v) {
-      r_A[v] = in.log_A ? -expf(in.g_A[c + v]) : in.g_A[c + v];
-      r_bias[v] = in.g_bias ? in.g_bias[c + v] : 0.f;
-    }
-  }
-  // Δ; `slope` receives dΔ/ddt.
-  __device__ __forceinline__ float step(int v, float dt, float& slope) const {
-    const float y = dt + r_bias[v], raw = soft ? softplus(y) : y;
-    slope = soft ? exact_sigmoid(y) : 1.f;
-    if (raw < low || raw > high) {
-      slope = 0.f;
-      return raw < low ? low : high;
-    }
-    return raw;  // NaN stays NaN
+    for (int v = 0; v < V; ++v) r_A[v] = in.rate(int(c) + v), r_bias[v] = in.offset(int(c) + v);
   }
 };
 
 // grid (head blocks × token groups), block (lanes, 256/lanes).
 template <class T, int V>
 __global__ void __launch_bounds__(256)
-    fwd_kernel(const Input<T> in, float* g_step, float* g_decay, int64_t head_blocks, int64_t run) {
+    fwd_kernel(const Input in, float* g_step, float* g_decay, int64_t head_blocks, int64_t run) {
   const WalkPosition at = walk_position<V>(head_blocks, run);
   if (at.c >= in.heads) return;
-  const Heads<V> h(in, at.c);
+  const Heads<V> h(in.steps, at.c);
 #pragma unroll
   for (int v = 0; v < V; ++v)
     if (h.r_A[v] > 0.f) *in.positive_decay = 1;
   const int64_t f1 = min(at.f0 + run, in.tokens);
   for (int64_t f = at.f0; f < f1; ++f) {
     float r[V], r_decay[V], slope;
-    load_pack(r, in.g_dt + f * in.stride + at.c);
+    load_pack(r, static_cast<const T*>(in.steps.dt) + f * in.steps.stride + at.c);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-      r[v] = h.step(v, r[v], slope);
+      r[v] = in.steps.step(r[v] + h.r_bias[v], slope);
       r_decay[v] = h.r_A[v] * r[v];
     }
     store_pack(g_step + f * in.heads + at.c, r);
@@ -89,23 +58,23 @@ __global__ void __launch_bounds__(256)
 // null: not wanted.
 template <class T, int V>
 __global__ void __launch_bounds__(256)
-    bwd_kernel(const Input<T> in, const float* g_dstep, const float* g_ddecay, T* g_ddt,
+    bwd_kernel(const Input in, const float* g_dstep, const float* g_ddecay, T* g_ddt,
                double* g_partial, int64_t head_blocks, int64_t run) {
   extern __shared__ double s_sum[];  // [256·2·V]
   const WalkPosition at = walk_position<V>(head_blocks, run);
   double r_sum[2][V] = {};
   if (at.c < in.heads) {
-    const Heads<V> h(in, at.c);
+    const Heads<V> h(in.steps, at.c);
     const int64_t f1 = min(at.f0 + run, in.tokens);
     for (int64_t f = at.f0; f < f1; ++f) {
       float r_dt[V], r_dstep[V], r_ddecay[V];
-      load_pack(r_dt, in.g_dt + f * in.stride + at.c);
+      load_pack(r_dt, static_cast<const T*>(in.steps.dt) + f * in.steps.stride + at.c);
       load_pack(r_dstep, g_dstep + f * in.heads + at.c);
       load_pack(r_ddecay, g_ddecay + f * in.heads + at.c);
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         float slope;
-        const float step = h.step(v, r_dt[v], slope);
+        const float step = in.steps.step(r_dt[v] + h.r_bias[v], slope);
         r_dt[v] = slope * (r_dstep[v] + h.r_A[v] * r_ddecay[v]);
         r_sum[0][v] += double(r_dt[v]);
         r_sum[1][v] += double(step * r_ddecay[v]);
@@ -150,7 +119,7 @@ void ssd_gate_fwd(const SsdGateArgs& in, const Tensor& step, const Tensor& decay
     visit_width(in, [&]<int V>() {
       const WalkShape shape = walk_shape(in.dt.count, in.dt.width / V, 4, 64, 98304);
       fwd_kernel<device_t<T>, V><<<unsigned(shape.blocks), shape.block(), 0, stream_of(step)>>>(
-          input_of<T>(in), ptr<float>(step), ptr<float>(decay), shape.channel_blocks, shape.run);
+          Input(in), ptr<float>(step), ptr<float>(decay), shape.channel_blocks, shape.run);
       check_launch();
     });
   });
@@ -171,8 +140,8 @@ void ssd_gate_bwd(const SsdGateArgs& in, const Tensor& dstep, const Tensor& ddec
         if (sums) partial = Tensor::empty({groups, 2, heads}, DType::f64, in.A.device());
         const size_t shared = sums ? 256 * 2 * V * sizeof(double) : 0;
         bwd_kernel<device_t<T>, V><<<unsigned(shape.blocks), shape.block(), shared, stream>>>(
-            input_of<T>(in), ptr<float>(dstep), ptr<float>(ddecay), ptr<T>(out.ddt),
-            ptr<double>(partial), shape.channel_blocks, shape.run);
+            Input(in), ptr<float>(dstep), ptr<float>(ddecay), ptr<T>(out.ddt), ptr<double>(partial),
+            shape.channel_blocks, shape.run);
         check_launch();
       });
     });

@@ -13,8 +13,8 @@ using delta_rule::check_heads;
 constexpr const char* kOp = "gated_linear_attention";
 
 Tensor empty_state(const LinearAttentionProblem& p) {
-  return Tensor::empty({p.sequences(), p.heads(), p.key_dim(), p.value_dim()}, p.g.dtype(),
-                       p.g.device());
+  return Tensor::empty({p.sequences(), p.heads(), p.key_dim(), p.value_dim()},
+                       accumulate_type(p.v.dtype()), p.v.device());
 }
 
 // q, k or v as the backends read it.
@@ -23,23 +23,19 @@ Tensor readable(const Tensor& t) {
   return t.on_cuda() && rows_in_place(t, 2, &r) ? t : t.contiguous();
 }
 
-LinearAttentionProblem checked(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                               const Tensor& h0, const LinearAttentionOptions& options) {
-  const Tensor &weight = options.weight.value(), &skip = options.skip.value();
+// What does not belong to g and w.
+LinearAttentionProblem checked(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& h0,
+                               const LinearAttentionOptions& options) {
+  const Tensor& skip = options.skip.value();
   check_heads(kOp, q, k, v, 4);
-  const Shape gates = v.shape().first(3);
-  check_gate(kOp, "g", g, gates, v);
-  if (weight) check_gate(kOp, "weight", weight, gates, v);
   if (skip) check_gate(kOp, "skip", skip, {v.size(2)}, v);
-  check_same_device(kOp, q, {&k, &v, &g, &h0, &weight, &skip});
+  check_same_device(kOp, q, {&k, &v, &h0, &skip});
   check(options.chunk >= 1, "{}: chunk is {}, want at least 1", kOp, options.chunk);
   check(options.memory_chunk >= 0 && options.memory_chunk < (1 << 30),
         "{}: memory_chunk is {}, want 1...2^30, or 0 for none", kOp, options.memory_chunk);
   LinearAttentionProblem p{.q = readable(q),
                            .k = readable(k),
                            .v = readable(v),
-                           .g = g.contiguous(),
-                           .weight = weight ? weight.contiguous() : Tensor(),
                            .skip = skip ? skip.contiguous() : Tensor(),
                            .scale = options.scale,
                            .layout = options.layout,
@@ -53,41 +49,47 @@ LinearAttentionProblem checked(const Tensor& q, const Tensor& k, const Tensor& v
   return p;
 }
 
-// Saved: q, k, v, g, weight, skip, states, partials, gates.
-void backward_pass(BackwardContext& ctx, LinearAttentionProblem p) {
-  p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2), p.g = ctx.saved(3);
-  p.weight = ctx.saved(4), p.skip = ctx.saved(5);
+// Saved: q, k, v, g or dt, weight or A, skip, states, partials, gates, bias; the inputs in the same
+// order, with h0 after g.
+void backward_pass(BackwardContext& ctx, LinearAttentionProblem p, bool by_steps) {
+  p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2), p.skip = ctx.saved(5);
+  const Tensor &g = ctx.saved(3), &weight = ctx.saved(4), &bias = ctx.saved(9);
+  if (by_steps)
+    p.gate.dt = as_rows(g), p.gate.A = weight, p.gate.bias = bias;
+  else
+    p.g = g, p.weight = weight;
   const LinearAttentionSaved saved{ctx.saved(6), ctx.saved(7), ctx.saved(8)};
   const auto wanted = [&](int i, const Tensor& like) {
-    return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
+    return ctx.needs(i) ? Tensor::empty(like.shape(), like.dtype(), like.device()) : Tensor();
   };
-  const LinearAttentionGradients grads{.dq = wanted(0, p.q),
-                                       .dk = wanted(1, p.k),
-                                       .dv = wanted(2, p.v),
-                                       .dg = wanted(3, p.g),
-                                       .dh0 = ctx.needs(4) ? empty_state(p) : Tensor(),
-                                       .dweight = wanted(5, p.weight),
-                                       .dskip = wanted(6, p.skip)};
+  LinearAttentionGradients grads{.dq = wanted(0, p.q),
+                                 .dk = wanted(1, p.k),
+                                 .dv = wanted(2, p.v),
+                                 .dh0 = ctx.needs(4) ? empty_state(p) : Tensor(),
+                                 .dskip = wanted(6, p.skip)};
+  (by_steps ? grads.ddt : grads.dg) = wanted(3, g);
+  (by_steps ? grads.dA : grads.dweight) = wanted(5, weight);
+  if (by_steps) grads.dbias = wanted(7, bias);
   const auto upstream = [&](int i) { return ctx.has_dy(i) ? ctx.dy(i).contiguous() : Tensor(); };
   const Tensor d_o = ctx.dy(0).contiguous();
   if (kWithCuda && d_o.on_cuda())
     gpu::gated_linear_attention_bwd(p, saved, d_o, upstream(1), upstream(2), grads);
   else
     cpu::gated_linear_attention_bwd(p, saved, d_o, upstream(1), upstream(2), grads);
-  const Tensor* all[] = {&grads.dq,  &grads.dk,      &grads.dv,   &grads.dg,
-                         &grads.dh0, &grads.dweight, &grads.dskip};
-  for (int i = 0; i < 7; ++i)
+  const Tensor* all[] = {&grads.dq,    &grads.dk,
+                         &grads.dv,    by_steps ? &grads.ddt : &grads.dg,
+                         &grads.dh0,   by_steps ? &grads.dA : &grads.dweight,
+                         &grads.dskip, &grads.dbias};
+  for (int i = 0; i < 8; ++i)
     if (*all[i]) ctx.grad(i, *all[i]);
 }
 
-}  // namespace
-
-LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const Var& v, const Var& g,
-                                             const Var& h0, const LinearAttentionOptions& options) {
-  const OpScope scope(kOp);
-  if (g.defined() && g.dim() == 4) return channel_linear_attention(q, k, v, g, h0, options);
-  const LinearAttentionProblem p =
-      checked(q.value(), k.value(), v.value(), g.value(), h0.value(), options);
+// The inputs from g on, as backward_pass names them.
+struct Inputs {
+  Var g, h0, weight, skip, bias = {};
+};
+LinearAttentionOutput run(const Var& q, const Var& k, const Var& v, const Inputs& in,
+                          const LinearAttentionProblem& p, const LinearAttentionOptions& options) {
   const Tensor o = Tensor::empty_like(p.v);
   const Tensor ht = options.want_final_state ? empty_state(p) : Tensor();
   const Tensor contributions =
@@ -104,11 +106,41 @@ LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const V
   LinearAttentionProblem sizes;  // what backward captures: the problem without its tensors
   sizes.scale = p.scale, sizes.layout = p.layout;
   sizes.chunk = p.chunk, sizes.memory_chunk = p.memory_chunk;
+  const bool by_steps = p.gate.dt.t.defined();
+  sizes.gate = p.gate, sizes.gate.dt = {}, sizes.gate.A = {}, sizes.gate.bias = {};
   const std::vector<Var> out =
-      record(kOp, {q, k, v, g, h0, options.weight, options.skip},
-             {p.q, p.k, p.v, p.g, p.weight, p.skip, saved.states, saved.partials, saved.gates},
-             {o, ht, contributions}, [sizes](BackwardContext& ctx) { backward_pass(ctx, sizes); });
+      record(kOp, {q, k, v, in.g, in.h0, in.weight, in.skip, in.bias},
+             {p.q, p.k, p.v, by_steps ? p.gate.dt.t : p.g, by_steps ? p.gate.A : p.weight, p.skip,
+              saved.states, saved.partials, saved.gates, p.gate.bias},
+             {o, ht, contributions},
+             [sizes, by_steps](BackwardContext& ctx) { backward_pass(ctx, sizes, by_steps); });
   return {out[0], out[1], out[2]};
+}
+
+}  // namespace
+
+LinearAttentionOutput gated_linear_attention(const Var& q, const Var& k, const Var& v, const Var& g,
+                                             const Var& h0, const LinearAttentionOptions& options) {
+  const OpScope scope(kOp);
+  if (g.defined() && g.dim() == 4) return channel_linear_attention(q, k, v, g, h0, options);
+  LinearAttentionProblem p = checked(q.value(), k.value(), v.value(), h0.value(), options);
+  const Tensor& weight = options.weight.value();
+  const Shape gates = v.value().shape().first(3);
+  check_gate(kOp, "g", g.value(), gates, v.value());
+  if (weight) check_gate(kOp, "weight", weight, gates, v.value());
+  check_same_device(kOp, q.value(), {&g.value(), &weight});
+  p.g = g.value().contiguous();
+  if (weight) p.weight = weight.contiguous();
+  return run(q, k, v, {g, h0, options.weight, options.skip}, p, options);
+}
+
+LinearAttentionOutput gated_linear_attention_by_steps(const Var& q, const Var& k, const Var& v,
+                                                      const Var& dt, const Var& A, const Var& bias,
+                                                      const SsdGateArgs& gate, const Var& h0,
+                                                      const LinearAttentionOptions& options) {
+  LinearAttentionProblem p = checked(q.value(), k.value(), v.value(), h0.value(), options);
+  p.gate = gate;
+  return run(q, k, v, {dt, h0, A, options.skip, bias}, p, options);
 }
 
 Tensor gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tensor& v,

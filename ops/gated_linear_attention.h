@@ -34,8 +34,11 @@
 // Exponents are differences <= 0 of sums, masked first. Saves q, k, v, g, w, skip and the state
 // before each chunk [chunks,H,K,V] (with S > C also the part of it that the current run wrote).
 #pragma once
+#include <limits>
+
 #include "autograd/var.h"
 #include "ops/cost.h"
+#include "ops/rows.h"
 #include "ops/seq_layout.h"
 
 namespace ebb {
@@ -83,13 +86,29 @@ Cost gated_linear_attention_cost(Pass pass, const LinearAttentionSize& s, DType 
                                  bool saves = true);
 Cost gated_linear_attention_step_cost(const LinearAttentionSize& s, DType dtype);  // time: not used
 
+// SSD's steps (ops/ssd.h), Δ = clamp(softplus(dt + bias)), from which w = Δ and g = A Δ.
+struct SsdGateArgs {
+  Rows dt = {};      // rows of H
+  Tensor A = {};     // [H]: A or A_log
+  Tensor bias = {};  // [H] or undefined
+  bool softplus = true, log_A = false;
+  double dt_min = 0, dt_max = std::numeric_limits<double>::infinity();
+};
+// gated_linear_attention with q = C, k = B, v = x and g and w from steps, on the GPU; `gate` holds
+// the values of dt [B,T,H], A and bias [H] (or undefined), ready for the backends.
+LinearAttentionOutput gated_linear_attention_by_steps(const Var& q, const Var& k, const Var& v,
+                                                      const Var& dt, const Var& A, const Var& bias,
+                                                      const SsdGateArgs& gate, const Var& h0,
+                                                      const LinearAttentionOptions& options);
+
 // What the backends see: checked, dense tensors. On the GPU only the heads of a token need be dense
 // in q, k and v: tokens may lie apart, as in slices of a wider projection (ops/rows.h).
 struct LinearAttentionProblem {
   Tensor q = {}, k = {}, v = {}, g = {};
-  Tensor h0 = {};      // undefined: zero
-  Tensor weight = {};  // undefined: 1
-  Tensor skip = {};    // undefined: 0
+  Tensor h0 = {};         // undefined: zero
+  Tensor weight = {};     // undefined: 1
+  Tensor skip = {};       // undefined: 0
+  SsdGateArgs gate = {};  // GPU: instead of g and weight, where dt is defined
   double scale = 1;
   SeqLayout layout = {};
   int64_t chunk = 64;
@@ -113,6 +132,7 @@ struct LinearAttentionSaved {
 };
 struct LinearAttentionGradients {  // undefined: not wanted. Dense, overwritten.
   Tensor dq = {}, dk = {}, dv = {}, dg = {}, dh0 = {}, dweight = {}, dskip = {};
+  Tensor ddt = {}, dA = {}, dbias = {};  // where the problem has steps, instead of dg and dweight
 };
 // o, and ht and contributions if defined, and the gradients asked for are overwritten. d_o is
 // dense; dht and dcontributions may be undefined.

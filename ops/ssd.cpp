@@ -190,16 +190,20 @@ SsdOutput ssd(const Var& x, const Var& dt, const Var& A, const Var& B, const Var
   const SsdGateArgs in = checked_gate(op, x.value(), dt.value(), A.value(), options);
   check(x.dim() == 4, "{}: x is {}, want [B,T,H,P]", op, x.shape());
   check_states(op, x.value(), B.value(), C.value());
-  const auto [step, decay] = gate(dt, A, options, in);
-  const LinearAttentionOutput r =
-      gated_linear_attention(C, B, x, decay, h0,
-                             {.want_final_state = options.want_final_state,
+  LinearAttentionOptions rest{.want_final_state = options.want_final_state,
                               .layout = options.layout,
                               .chunk = options.chunk,
                               .memory_chunk = options.memory_chunk,
                               .wide_contributions = options.wide_contributions,
-                              .weight = step,
-                              .skip = options.D});
+                              .skip = options.D};
+  if (kWithCuda && x.value().on_cuda()) {
+    const LinearAttentionOutput r =
+        gated_linear_attention_by_steps(C, B, x, dt, A, options.dt_bias, in, h0, rest);
+    return {r.o, r.ht, r.contributions};
+  }
+  const auto [step, decay] = gate(dt, A, options, in);
+  rest.weight = step;
+  const LinearAttentionOutput r = gated_linear_attention(C, B, x, decay, h0, rest);
   return {r.o, r.ht, r.contributions};
 }
 

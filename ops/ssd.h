@@ -55,14 +55,7 @@ Tensor ssd_step(const Tensor& x, const Tensor& dt, const Tensor& A, const Tensor
 Cost ssd_cost(Pass pass, const LinearAttentionSize& s, DType dtype, bool saves = true);
 Cost ssd_step_cost(const LinearAttentionSize& s, DType dtype);
 
-// Δ and A Δ, [tokens,H] f32 (f64), dense.
-struct SsdGateArgs {
-  Rows dt = {};      // rows of H
-  Tensor A = {};     // [H]: A or A_log
-  Tensor bias = {};  // [H] or undefined
-  bool softplus = true, log_A = false;
-  double dt_min = 0, dt_max = std::numeric_limits<double>::infinity();
-};
+// Δ and A Δ, [tokens,H] f32 (f64), dense, from SsdGateArgs.
 struct SsdGateGrads {  // undefined: not wanted. Overwritten.
   Tensor ddt = {}, dA = {}, dbias = {};
 };
