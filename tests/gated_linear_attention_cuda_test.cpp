@@ -1,5 +1,7 @@
 // Gated linear attention and SSD on the GPU: the shared cases, device flags, reruns, more than 2³¹
 // elements.
+#include <array>
+
 #include "tensor/device_flags.h"
 #include "tensor/random.h"
 #include "tests/cuda_fixture.h"
@@ -50,6 +52,47 @@ TEST_F(LinearAttentionCuda, HeadsOfAGroupInOneBlock) {
         {.batch = 8, .time = 4096, .groups = 1, .heads = heads, .key_dim = 24, .value_dim = 8}, 23);
     expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2,
                   std::to_string(heads));
+  }
+}
+
+// Few heads and long sequences: a scan starts in several places at once, at the beginnings of runs.
+TEST_F(LinearAttentionCuda, SequencesInSegments) {
+  const auto expect = [&](GlaInputs in, const std::string& what) {
+    for (int64_t i = 0; i < in.g.numel(); ++i) in.g.data<double>()[i] *= 0.02;  // far reaching
+    expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2, what);
+  };
+  for (const int64_t memory : {0, 192, 4096})
+    expect(gla_inputs({.time = 4330, .groups = 1, .heads = 2, .key_dim = 128, .value_dim = 64}, 41,
+                      {}, memory),
+           "memory " + std::to_string(memory));
+  expect(gla_inputs({.batch = 2, .time = 5000, .groups = 1, .heads = 1, .key_dim = 24}, 42,
+                    {0, 0, 70, 6400, 6500, 10000}),
+         "packed");
+  GlaInputs bare =
+      gla_inputs({.time = 3300, .groups = 2, .heads = 2, .key_dim = 64, .value_dim = 136}, 43);
+  bare.h0 = {}, bare.dht = {};
+  expect(bare, "no states");
+}
+
+// More than 64 columns of values, with and without keys that heads share.
+TEST_F(LinearAttentionCuda, WideValues) {
+  for (const auto [groups, heads, k, v] :
+       {std::array{6, 6, 64, 128}, {2, 2, 128, 200}, {1, 3, 128, 256}, {1, 4, 40, 72}}) {
+    const GlaInputs in = gla_inputs(
+        {.batch = 2, .time = 700, .groups = groups, .heads = heads, .key_dim = k, .value_dim = v},
+        44, {}, heads == 3 ? 128 : 0);
+    expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2,
+                  std::to_string(k) + " x " + std::to_string(v));
+  }
+}
+
+// Every head with keys of its own, more chunks than multiprocessors.
+TEST_F(LinearAttentionCuda, KeysOfEveryHead) {
+  for (const int64_t k : {40, 128}) {
+    const GlaInputs in = gla_inputs(
+        {.batch = 2, .time = 1500, .groups = 8, .heads = 8, .key_dim = k, .value_dim = 64}, 45);
+    expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2,
+                  std::to_string(k));
   }
 }
 
