@@ -7,6 +7,12 @@
 namespace ebb::gpu::low_rank {
 namespace {
 
+// Into how many parts, each with a centre, the declared bound cuts a chunk: 1, 2, or 3 for more.
+int halves_of(const DplrProblem& p) {
+  const double whole = 0.5 * delta::kChunk * -p.lower_bound;
+  return whole <= kMostExponent ? 1 : whole <= 2 * kMostExponent ? 2 : 3;
+}
+
 bool aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0; }
 
 // As a delta rule with a decay per channel: what its scans and the layout of chunks look at.
@@ -32,9 +38,9 @@ FastProblem make_fast(const DplrProblem& p, const DplrSaved& saved, const Channe
 
 bool fast_path(const DplrProblem& p) {
   return p.v.dtype() == DType::bf16 && p.chunk >= delta::kChunk && p.lower_bound < 0 &&
-         p.lower_bound >= -kMostDecay && p.key_dim() <= 64 && p.value_dim() <= 64 &&
-         p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0 && aligned(p.r) && aligned(p.w) &&
-         aligned(p.k) && aligned(p.v) && aligned(p.a) && aligned(p.b) && scans_fit(p.v.device());
+         halves_of(p) <= 2 && p.key_dim() <= 64 && p.value_dim() <= 64 && p.key_dim() % 8 == 0 &&
+         p.value_dim() % 8 == 0 && aligned(p.r) && aligned(p.w) && aligned(p.k) && aligned(p.v) &&
+         aligned(p.a) && aligned(p.b) && scans_fit(p.v.device());
 }
 
 DplrSaved fast_fwd(const DplrProblem& problem, const Tensor& o, const Tensor& ht) {
@@ -59,7 +65,7 @@ DplrSaved fast_fwd(const DplrProblem& problem, const Tensor& o, const Tensor& ht
   p.add = ptr<bf16>(added), p.added = p.add;
   p.out = ptr<bf16>(o), p.local = p.out;
   const cudaStream_t stream = stream_of(o);
-  fast_prepare(p, true, stream);
+  fast_prepare(p, true, halves_of(problem), stream);
   channel_fast_scan(p, p.out, ptr<float>(ht), device, stream);
   return saved;
 }
@@ -87,9 +93,10 @@ void fast_bwd(const DplrProblem& problem, const DplrSaved& saved, const Tensor& 
   p.da = ptr<bf16>(grads.da), p.db = ptr<bf16>(grads.db);
   p.dw = ptr<float>(grads.dw), p.dh0 = ptr<float>(grads.dh0);
   const cudaStream_t stream = stream_of(d_o);
-  fast_prepare(p, false, stream);
+  const int halves = halves_of(problem);
+  fast_prepare(p, false, halves, stream);
   channel_fast_reverse(p, device, stream);
-  fast_gradients(p, stream);
+  fast_gradients(p, halves, stream);
 }
 
 }  // namespace ebb::gpu::low_rank

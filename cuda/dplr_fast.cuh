@@ -5,6 +5,9 @@
 // product of these (ops/dplr.h): A_rk = tril(R Kᵀ), A_ab = stril(A Bᵀ), ... With ε = e^c, ε∘R is r
 // as it meets the state before the chunk, ε∘K is k as it reaches the one after it, and ε² is the
 // decay over the chunk.
+// Where decays are so strong that this would leave the range of floats, each half of the chunk, 32
+// tokens, is centred on its own (HALVES = 2): scores inside a half are as above, those of the later
+// half with the earlier one have a factor δ = e^{c'−c} by channel between the two centres.
 //
 // dplr_fast_prepare.cu makes what needs no state, the scans are those of the delta rule with a
 // decay per channel (delta_fast_channel.cu), whose V' is Y here; dplr_fast_gradients.cu does the
@@ -19,7 +22,8 @@ namespace ebb::gpu::low_rank {
 using namespace delta;
 
 inline constexpr int kFastThreads = 256;
-inline constexpr double kMostDecay = 1.25;  // per token: e^{1.25·64} is the largest masked score
+// Half of the log decay over a part with one centre: e^70 leaves room for sums of products.
+inline constexpr double kMostExponent = 70;
 
 // r, k, v, w are the Channel's q, k, v, g; erased, queries and kept are −ε∘A, ε∘R, ε∘B.
 struct FastProblem : ChannelBackward<bf16_t> {
@@ -35,8 +39,10 @@ struct CentredTiles {
   SwizzledTile r, a, k, b;
 };
 struct CentredSums {
-  float total[8][64];  // log2 of the decay over a warp's eight tokens
-  float half[64];      // ε
+  float total[8][64];       // log2 of the decay over a warp's eight tokens
+  float from_start[2][64];  // from the chunk's start to each half's centre; of one centre: ε
+  float to_end[2][64];      // from there to the chunk's end
+  float between[2][64];     // δ in two factors: on its own it may be no float
 };
 
 // A lane's two channels.
@@ -45,12 +51,13 @@ __device__ __forceinline__ float2 times(float2 x, float2 y) { return {x.x * y.x,
 __device__ __forceinline__ float2 exp2_pair(float2 x) { return {exp2_fast(x.x), exp2_fast(x.y)}; }
 __device__ __forceinline__ unsigned pack_pair(float2 x) { return pack_bf16(x.x, x.y); }
 
-// A warp's eight tokens, a lane's two channels of them: sums of log2 decays from the chunk's start,
-// less half of the whole.
+// A warp's eight tokens, a lane's two channels of them: sums of log2 decays from their centre on.
+template <int HALVES>
 struct CentredRows {
   int warp = int(threadIdx.x) >> 5, lane = int(threadIdx.x) & 31, channel = 2 * lane;
-  float2 before, sum[8], half;  // of the token before the warp's first, of each; e^c
-  int64_t key;                  // of the warp's first token
+  float2 before, sum[8];      // of the token before the warp's first, of each
+  float2 from_start, to_end;  // of the warp's half
+  int64_t key;                // of the warp's first token
 
   // All 256 threads; two barriers.
   __device__ __forceinline__ CentredRows(const FastProblem& p, Span span, int hv, CentredSums& s)
@@ -68,19 +75,35 @@ struct CentredRows {
     }
     *reinterpret_cast<float2*>(&s.total[warp][channel]) = x;
     __syncthreads();
-    float2 start = {}, all = {};
+    float2 start = {}, first = {}, second = {};  // decays before the warp, over the halves
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float2 t = *reinterpret_cast<const float2*>(&s.total[i][channel]);
       if (i < warp) start.x += t.x, start.y += t.y;
-      all.x += t.x, all.y += t.y;
+      float2& half = i < 4 ? first : second;
+      half.x += t.x, half.y += t.y;
     }
-    const float2 c = {0.5f * all.x, 0.5f * all.y};
-    before = {start.x - c.x, start.y - c.y};
+    const float2 all = {first.x + second.x, first.y + second.y};
+    float2 c[2] = {{0.5f * all.x, 0.5f * all.y}, {0.5f * all.x, 0.5f * all.y}};
+    if (HALVES == 2) {
+      c[0] = {0.5f * first.x, 0.5f * first.y};
+      c[1] = {first.x + 0.5f * second.x, first.y + 0.5f * second.y};
+    }
+    const float2 own = warp < 4 ? c[0] : c[1];
+    before = {start.x - own.x, start.y - own.y};
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] = {sum[i].x + before.x, sum[i].y + before.y};
-    half = exp2_pair(c);
-    if (warp == 0) *reinterpret_cast<float2*>(&s.half[channel]) = half;
+    from_start = exp2_pair(own), to_end = exp2_pair({all.x - own.x, all.y - own.y});
+    if (warp % 4 == 0) {
+      *reinterpret_cast<float2*>(&s.from_start[warp / 4][channel]) = from_start;
+      *reinterpret_cast<float2*>(&s.to_end[warp / 4][channel]) = to_end;
+    }
+    if (warp == 1) {
+      *reinterpret_cast<float2*>(&s.between[0][channel]) =
+          exp2_pair({0.5f * first.x, 0.5f * first.y});
+      *reinterpret_cast<float2*>(&s.between[1][channel]) =
+          exp2_pair({0.5f * second.x, 0.5f * second.y});
+    }
     __syncthreads();
   }
   __device__ __forceinline__ bool inside(const FastProblem& p, Span span, int i) const {
@@ -149,6 +172,56 @@ __device__ __forceinline__ void scale_columns(float (&x)[8][4], const float* s_f
     x[n][0] *= f.x, x[n][1] *= f.y, x[n][2] *= f.x, x[n][3] *= f.y;
   }
 }
+// x by column times δ.
+__device__ __forceinline__ void scale_between(float (&x)[8][4], const CentredSums& s,
+                                              const Lane& l) {
+  scale_columns(x, s.between[0], l);
+  scale_columns(x, s.between[1], l);
+}
+// The warp's 16 rows of a tile as left operands, pairs of columns c, c+1 as f(pair, c).
+template <class F>
+__device__ __forceinline__ void load_scaled(unsigned (&a)[4][4], const SwizzledTile& s, int m0,
+                                            const Lane& l, F&& f) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    load_matrices(a[k], s.at(m0 + l.low + 8 * l.odd, 16 * k + 8 * l.high));
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      a[k][e] = pack_pair(f(pair_of(a[k][e]), 16 * k + 8 * (e >> 1) + 2 * l.c));
+    }
+  }
+}
+// x = left·rightᵀ over channels, by the warps of a group: scores of centred rows. HALVES = 2: with
+// δ between rows of different halves (which of the two is the later one does not matter).
+template <int HALVES>
+__device__ __forceinline__ void multiply_centred(float (&x)[8][4], const SwizzledTile& left,
+                                                 const SwizzledTile& right, const CentredSums& s,
+                                                 int warp, const Lane& l) {
+  warpgroup_begin();
+  multiply_tiles<true, Inner::last, Inner::last>(x, left, right, warp);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(x);
+  if constexpr (HALVES == 2) {
+    float y[8][4];
+    unsigned a[4][4];
+    load_scaled(a, left, 16 * warp, l, [&](float2 v, int c) {
+      const float2 f = *reinterpret_cast<const float2*>(s.between[0] + c);
+      return times(times(v, f), *reinterpret_cast<const float2*>(s.between[1] + c));
+    });
+    settle(a);
+    warpgroup_begin();
+    multiply_rows<true>(y, a, right);
+    warpgroup_commit();
+    warpgroup_wait<0>();
+    settle(y);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e)
+        if (n / 4 != warp / 2) x[n][e] = y[n][e];
+  }
+}
 // Keeps what `wanted(row, column)` admits; selected, since what is left out may be huge.
 template <class F>
 __device__ __forceinline__ void mask(float (&x)[8][4], int m0, const Lane& l, F&& wanted) {
@@ -160,8 +233,8 @@ __device__ __forceinline__ void mask(float (&x)[8][4], int m0, const Lane& l, F&
 }
 
 // The operands of the scans and, FORWARD, scores, inverse and the parts that need no state.
-void fast_prepare(const FastProblem& p, bool forward, cudaStream_t stream);
+void fast_prepare(const FastProblem& p, bool forward, int halves, cudaStream_t stream);
 // dr, dw, dk, dv, da, db of every chunk, from Y, Z and the states and their gradients.
-void fast_gradients(const FastProblem& p, cudaStream_t stream);
+void fast_gradients(const FastProblem& p, int halves, cudaStream_t stream);
 
 }  // namespace ebb::gpu::low_rank

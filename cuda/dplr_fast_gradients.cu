@@ -33,9 +33,11 @@ struct GradientShared {
     Sums sums;
   };
   SwizzledTile dv;
-  float exponent[65 * kSumRow];  // log2 of up; row 0: before the first token
+  float exponent[66 * kSumRow];  // log2 of up, row i + 1; row 0: before the first token, row 65:
+                                 // before the second half's
   CentredSums centred;
   float kept[4][64], carry[4][64];  // sums over the rows of a warp, over a quarter of V
+  Span span;                        // here, so that it takes no registers
 };
 static_assert(2 * (sizeof(GradientShared) + 1024) <= 228 * 1024);  // two blocks per multiprocessor
 
@@ -53,11 +55,13 @@ __device__ __forceinline__ void fetch_values(const FastProblem& p, Span span, in
   commit_copies();
 }
 
-__device__ __forceinline__ void write_exponents(const CentredRows& rows, float* s) {
+template <int HALVES>
+__device__ __forceinline__ void write_exponents(const CentredRows<HALVES>& rows, float* s) {
   float* to = s + (8 * rows.warp + 1) * kSumRow + rows.channel;
 #pragma unroll
   for (int i = 0; i < 8; ++i) *reinterpret_cast<float2*>(to + i * kSumRow) = rows.sum[i];
-  if (rows.warp == 0) *reinterpret_cast<float2*>(s + rows.channel) = rows.before;
+  if (rows.warp % 4 == 0)
+    *reinterpret_cast<float2*>(s + (rows.warp ? 65 * kSumRow : 0) + rows.channel) = rows.before;
 }
 
 // <S,D> by channel, a quarter of V each.
@@ -73,36 +77,21 @@ __device__ __forceinline__ void write_carry(GradientShared& s) {
   s.carry[part][d] = sum;
 }
 
-// The warp's 16 rows of ε∘K as left operands.
-__device__ __forceinline__ void load_kept(unsigned (&a)[4][4], const GradientShared& s, int m0,
-                                          const Lane& l) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k) {
-    load_matrices(a[k], s.in.k.at(m0 + l.low + 8 * l.odd, 16 * k + 8 * l.high));
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const float* half = s.centred.half + 16 * k + 8 * (e >> 1) + 2 * l.c;
-      a[k][e] = pack_pair(times(pair_of(a[k][e]), *reinterpret_cast<const float2*>(half)));
-    }
-  }
-}
-
 // dV of the warp's 16 tokens, from the transposed scores.
+template <int HALVES>
 __device__ __forceinline__ void value_gradient(GradientShared& s, int warp, const Lane& l) {
   const int m0 = 16 * warp;
-  float x[8][4], y[8][4];
+  float x[8][4];
   unsigned rk[4][4], ak[4][4], kept[4][4];
-  warpgroup_begin();
-  multiply_tiles<true, Inner::last, Inner::last>(x, s.in.k, s.in.r, warp);
-  multiply_tiles<true, Inner::last, Inner::last>(y, s.in.k, s.in.a, warp);
-  warpgroup_commit();
-  warpgroup_wait<0>();
-  settle(x), settle(y);
+  multiply_centred<HALVES>(x, s.in.k, s.in.r, s.centred, warp, l);
   mask(x, m0, l, [](int j, int i) { return i >= j; });
-  mask(y, m0, l, [](int j, int i) { return i > j; });
   values_as_left(rk, x);
-  values_as_left(ak, y);
-  load_kept(kept, s, m0, l);
+  multiply_centred<HALVES>(x, s.in.k, s.in.a, s.centred, warp, l);
+  mask(x, m0, l, [](int j, int i) { return i > j; });
+  values_as_left(ak, x);
+  load_scaled(kept, s.in.k, m0, l, [&](float2 v, int c) {
+    return times(v, *reinterpret_cast<const float2*>(s.centred.to_end[warp >> 1] + c));
+  });
   settle(rk), settle(ak), settle(kept);
   warpgroup_begin();
   multiply_columns<true>(x, rk, s.values.d_o);
@@ -114,47 +103,55 @@ __device__ __forceinline__ void value_gradient(GradientShared& s, int warp, cons
   put_rows(s.dv, x, m0, l);
 }
 
-// Scores of `left` with two right operands, and left times a state, per warp's 16 rows.
+// What a warp makes of its 16 rows, tokens i (by rows) or j (by columns).
+template <int HALVES>
 struct Side {
   float x[8][4], y[8][4];              // x_r and x_a; x_k and x_b
   unsigned first[4][4], second[4][4];  // dP_v and dM_v; dP_y and dM_y
 
-  // The warps of the rows: with V. ε∘(dO S), ε∘(Z S).
+  // By rows: scores with V; dO S and Z S, decayed from the start to the first centre.
   __device__ __forceinline__ void rows(const GradientShared& s, int warp, const Lane& l) {
     scores(s, s.values.v, warp, l);
     warpgroup_begin();
     multiply_tiles<true, Inner::last, Inner::first>(x, s.values.d_o, s.values.state, warp);
     multiply_tiles<true, Inner::last, Inner::first>(y, s.values.z, s.values.state, warp);
-    finish_state(s, l);
+    finish_state(s.centred.from_start[0], l);
   }
-  // The warps of the columns: with Y. ε∘(V Dᵀ), ε∘(Y Dᵀ).
+  // By columns: scores with Y; V Dᵀ and Y Dᵀ, decayed from the last centre to the end.
   __device__ __forceinline__ void columns(GradientShared& s, int warp, const Lane& l) {
     scores(s, s.values.y, warp, l);
     warpgroup_begin();
     multiply_tiles<true, Inner::last, Inner::first>(x, s.values.v, s.values.dstate, warp);
     multiply_tiles<true, Inner::last, Inner::first>(y, s.values.y, s.values.dstate, warp);
-    finish_state(s, l);
+    finish_state(s.centred.to_end[1], l);
     sum_kept(s, warp, l);
   }
   __device__ __forceinline__ void scores(const GradientShared& s, const SwizzledTile& values,
                                          int warp, const Lane& l) {
-    warpgroup_begin();
-    multiply_tiles<true, Inner::last, Inner::last>(x, s.values.d_o, values, warp);
-    multiply_tiles<true, Inner::last, Inner::last>(y, s.values.z, values, warp);
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle(x), settle(y);
+    score(s.values.d_o, values, warp);
     mask(x, 16 * warp, l, [](int i, int j) { return j <= i; });
-    mask(y, 16 * warp, l, [](int i, int j) { return j < i; });
     values_as_left(first, x);
-    values_as_left(second, y);
+    score(s.values.z, values, warp);
+    mask(x, 16 * warp, l, [](int i, int j) { return j < i; });
+    values_as_left(second, x);
   }
-  __device__ __forceinline__ void finish_state(const GradientShared& s, const Lane& l) {
+  __device__ __forceinline__ void score(const SwizzledTile& left, const SwizzledTile& values,
+                                        int warp) {
+    warpgroup_begin();
+    multiply_tiles<true, Inner::last, Inner::last>(x, left, values, warp);
+    warpgroup_commit();
+    warpgroup_wait<0>();
+    settle(x);
+  }
+  __device__ __forceinline__ void finish_state(const float* s_decay, const Lane& l) {
+    finish_products();
+    scale_columns(x, s_decay, l);
+    scale_columns(y, s_decay, l);
+  }
+  __device__ __forceinline__ void finish_products() {
     warpgroup_commit();
     warpgroup_wait<0>();
     settle(x), settle(y);
-    scale_columns(x, s.centred.half, l);
-    scale_columns(y, s.centred.half, l);
   }
   // Of K∘x + B∘y so far, sums over the warp's rows.
   __device__ __forceinline__ void sum_kept(GradientShared& s, int warp, const Lane& l) const {
@@ -173,31 +170,58 @@ struct Side {
         sum.x += __shfl_xor_sync(0xffffffffu, sum.x, o);
         sum.y += __shfl_xor_sync(0xffffffffu, sum.y, o);
       }
+      if (HALVES == 2 && warp < 2)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          sum =
+              times(sum, *reinterpret_cast<const float2*>(s.centred.between[h] + 8 * n + 2 * l.c));
       if (l.g == 0) *reinterpret_cast<float2*>(&s.kept[warp][8 * n + 2 * l.c]) = sum;
     }
   }
 
+  // Inner indices [16 FIRST, 16 LAST) of the products with the score gradients.
+  template <int FIRST, int LAST>
   __device__ __forceinline__ void add_rows(const GradientShared& s, int warp) {
+    constexpr Inner kA = Inner::last, kB = Inner::first;
     settle(x), settle(y);
     warpgroup_begin();
-    multiply_tiles<false, Inner::last, Inner::first>(x, s.scores.pv, s.in.k, warp);
-    multiply_tiles<false, Inner::last, Inner::first>(x, s.scores.py, s.in.b, warp);
-    multiply_tiles<false, Inner::last, Inner::first>(y, s.scores.mv, s.in.k, warp);
-    multiply_tiles<false, Inner::last, Inner::first>(y, s.scores.my, s.in.b, warp);
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle(x), settle(y);
+    multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.scores.pv, s.in.k, warp);
+    multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.scores.py, s.in.b, warp);
+    multiply_tiles<false, kA, kB, FIRST, LAST>(y, s.scores.mv, s.in.k, warp);
+    multiply_tiles<false, kA, kB, FIRST, LAST>(y, s.scores.my, s.in.b, warp);
+    finish_products();
   }
+  template <int FIRST, int LAST>
   __device__ __forceinline__ void add_columns(const GradientShared& s, int warp) {
+    constexpr Inner kA = Inner::first, kB = Inner::first;
     settle(x), settle(y);
     warpgroup_begin();
-    multiply_tiles<false, Inner::first, Inner::first>(x, s.scores.pv, s.in.r, warp);
-    multiply_tiles<false, Inner::first, Inner::first>(x, s.scores.mv, s.in.a, warp);
-    multiply_tiles<false, Inner::first, Inner::first>(y, s.scores.py, s.in.r, warp);
-    multiply_tiles<false, Inner::first, Inner::first>(y, s.scores.my, s.in.a, warp);
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle(x), settle(y);
+    multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.scores.pv, s.in.r, warp);
+    multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.scores.mv, s.in.a, warp);
+    multiply_tiles<false, kA, kB, FIRST, LAST>(y, s.scores.py, s.in.r, warp);
+    multiply_tiles<false, kA, kB, FIRST, LAST>(y, s.scores.my, s.in.a, warp);
+    finish_products();
+  }
+  // What has been summed so far lies in the other half, if the warp's rows are of half `mine`.
+  __device__ __forceinline__ void cross(const GradientShared& s, int warp, int mine,
+                                        const Lane& l) {
+    if (warp / 2 != mine) return;
+    scale_between(x, s.centred, l);
+    scale_between(y, s.centred, l);
+  }
+  __device__ __forceinline__ void add_scores(const GradientShared& s, bool by_rows, int warp,
+                                             const Lane& l) {
+    if constexpr (HALVES == 1) {
+      by_rows ? add_rows<0, 4>(s, warp) : add_columns<0, 4>(s, warp);
+    } else if (by_rows) {
+      add_rows<0, 2>(s, warp);
+      cross(s, warp, 1, l);
+      add_rows<2, 4>(s, warp);
+    } else {
+      add_columns<2, 4>(s, warp);
+      cross(s, warp, 0, l);
+      add_columns<0, 2>(s, warp);
+    }
   }
 
   // R∘x_r and A∘x_a to the sums; then dr and da in place of R and A.
@@ -214,7 +238,8 @@ struct Side {
         float &y0 = y[n][2 * half], &y1 = y[n][2 * half + 1];
         *reinterpret_cast<float2*>(s.sums.until + at) = {r.x * x0, r.y * x1};
         *reinterpret_cast<float2*>(s.sums.before + at) = {a.x * y0, a.y * y1};
-        const float2 earlier = exp2_pair(*reinterpret_cast<const float2*>(s.exponent + at));
+        const int from = HALVES == 2 && i == 32 ? at + 33 * kSumRow : at;  // the row before
+        const float2 earlier = exp2_pair(*reinterpret_cast<const float2*>(s.exponent + from));
         const float2 now = exp2_pair(*reinterpret_cast<const float2*>(s.exponent + at + kSumRow));
         x0 *= scale * now.x, x1 *= scale * now.y;
         y0 *= earlier.x, y1 *= earlier.y;
@@ -226,7 +251,6 @@ struct Side {
   // dk and db in place of K and B; x keeps K∘x_k + B∘x_b.
   __device__ __forceinline__ void finish_columns(GradientShared& s, int warp, const Lane& l) {
     const int m0 = 16 * warp;
-    float dk[8][4];
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -236,14 +260,14 @@ struct Side {
         const float2 e = *reinterpret_cast<const float2*>(s.exponent + at);
         const float2 down = exp2_pair({-e.x, -e.y});
         float &x0 = x[n][2 * half], &x1 = x[n][2 * half + 1];
-        float &y0 = y[n][2 * half], &y1 = y[n][2 * half + 1];
-        dk[n][2 * half] = down.x * x0, dk[n][2 * half + 1] = down.y * x1;
+        const float y0 = y[n][2 * half], y1 = y[n][2 * half + 1];
+        first[n / 2][2 * (n % 2) + half] = pack_bf16(down.x * x0, down.y * x1);
+        second[n / 2][2 * (n % 2) + half] = pack_bf16(down.x * y0, down.y * y1);
         x0 = k.x * x0 + b.x * y0, x1 = k.y * x1 + b.y * y1;
-        y0 *= down.x, y1 *= down.y;
       }
     __syncwarp();
-    put_rows(s.in.k, dk, m0, l);
-    put_rows(s.in.b, y, m0, l);
+    put_rows(s.in.k, first, m0, l);
+    put_rows(s.in.b, second, m0, l);
   }
   __device__ __forceinline__ void subtract_columns(GradientShared& s, int warp,
                                                    const Lane& l) const {
@@ -264,8 +288,8 @@ __device__ __forceinline__ void write_decay_gradients(const FastProblem& p, Grad
   const int d = int(threadIdx.x) & 63, part = int(threadIdx.x) >> 6;
   float* until = s.sums.until + 16 * part * kSumRow + d;
   float* before = s.sums.before + 16 * part * kSumRow + d;
-  const float half = s.centred.half[d];
-  float all = half * half * (s.carry[0][d] + s.carry[1][d] + s.carry[2][d] + s.carry[3][d]);
+  float all = s.centred.from_start[0][d] * s.centred.to_end[0][d];
+  all *= s.carry[0][d] + s.carry[1][d] + s.carry[2][d] + s.carry[3][d];
   all += s.kept[0][d] + s.kept[1][d] + s.kept[2][d] + s.kept[3][d];
   float own = 0;
 #pragma unroll
@@ -287,18 +311,20 @@ __device__ __forceinline__ void write_decay_gradients(const FastProblem& p, Grad
 // Block (head, chunk − first) of two warpgroups, rows and columns. 1 what there is, centred. 2 dV;
 // score gradients; products with the states. 3 score gradients to shared memory. 4 their products.
 // 5 terms of dw; the gradients. 6 out.
+template <int HALVES>
 __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p, int64_t first) {
   auto& s = swizzled_shared<GradientShared>();
   const Lane l;
   const int hv = int(blockIdx.x);
-  const int64_t chunk = first + blockIdx.y;
   const bool by_rows = threadIdx.x < kFastThreads / 2;
   const int warp = (int(threadIdx.x) >> 5) & 3, m0 = 16 * warp;
-  const Span span = span_of(p, chunk);
-  if (span.rows == 0) return;
-  fetch_values(p, span, chunk, hv, s.values);  // 1
   {
-    const CentredRows rows(p, span, hv, s.centred);
+    const int64_t chunk = first + blockIdx.y;  // 1
+    const Span span = span_of(p, chunk);
+    if (span.rows == 0) return;
+    if (threadIdx.x == 0) s.span = span;
+    fetch_values(p, span, chunk, hv, s.values);
+    const CentredRows<HALVES> rows(p, span, hv, s.centred);
     rows.centre(p, span, &s.in, [](int, float2, float2, float2, float2) {});
     write_exponents(rows, s.exponent);
   }
@@ -306,22 +332,18 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
   publish_tiles();
   __syncthreads();
   write_carry(s);
-  Side side;
-  if (by_rows) {  // 2
+  if (!by_rows && p.dv) value_gradient<HALVES>(s, warp, l);
+  Side<HALVES> side;
+  if (by_rows)  // 2
     side.rows(s, warp, l);
-  } else {
-    if (p.dv) value_gradient(s, warp, l);
+  else
     side.columns(s, warp, l);
-  }
   __syncthreads();
   put_rows(by_rows ? s.scores.pv : s.scores.py, side.first, m0, l);  // 3
   put_rows(by_rows ? s.scores.mv : s.scores.my, side.second, m0, l);
   publish_tiles();
   __syncthreads();
-  if (by_rows)  // 4
-    side.add_rows(s, warp);
-  else
-    side.add_columns(s, warp);
+  side.add_scores(s, by_rows, warp, l);  // 4
   __syncthreads();
   if (by_rows)  // 5
     side.finish_rows(s, p.scale, warp, l);
@@ -330,6 +352,7 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
   __syncthreads();
   if (!by_rows) side.subtract_columns(s, warp, l);
   __syncthreads();
+  const Span span = s.span;
   const TilePlace at;  // 6
   const int64_t key = p.key_at(span.first, hv);
   const auto store = [&](bf16_t* g, const SwizzledTile& tile) {
@@ -343,11 +366,12 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
 
 }  // namespace
 
-void fast_gradients(const FastProblem& p, cudaStream_t stream) {
+void fast_gradients(const FastProblem& p, int halves, cudaStream_t stream) {
   constexpr int64_t kMost = 65535;
   for (int64_t first = 0; first < p.chunks; first += kMost) {
     const dim3 grid(unsigned(p.value_heads), unsigned(std::min(p.chunks - first, kMost)));
-    launch_fast<GradientShared>(gradient_kernel, kFastThreads, grid, stream, p, first);
+    launch_fast<GradientShared>(halves == 2 ? gradient_kernel<2> : gradient_kernel<1>, kFastThreads,
+                                grid, stream, p, first);
   }
 }
 

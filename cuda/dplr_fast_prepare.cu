@@ -22,7 +22,7 @@ __device__ __forceinline__ void write_total(const FastProblem& p, const CentredS
                                             int64_t chunk, int hv) {
   const int t = int(threadIdx.x);
   float* g_total = p.total + p.total_at(chunk, hv);
-  if (t < p.key_dim) g_total[t] = s.half[t] * s.half[t];
+  if (t < p.key_dim) g_total[t] = s.from_start[0][t] * s.to_end[0][t];
   if (t >= 64 && t < 128) g_total[p.key_dim + t - 64] = t - 64 < span.rows ? 1.f : 0.f;
 }
 
@@ -37,64 +37,79 @@ __device__ __forceinline__ void store_beside(bf16_t* g, int64_t stride, const Sw
   }
 }
 
-// The four warps of the reads: A_rb; its part of o, A_rk V, and of the next state, ε∘VᵀK.
+// added = Vᵀ times K as it reaches the chunk's end.
+template <int HALVES>
+__device__ __forceinline__ void multiply_added(float (&added)[8][4], const PrepareShared& s,
+                                               int warp, const Lane& l) {
+  constexpr Inner kFirst = Inner::first;
+  warpgroup_begin();
+  if constexpr (HALVES == 2) {
+    multiply_tiles<true, kFirst, kFirst, 0, 2>(added, s.v, s.in.k, warp);
+    warpgroup_commit();
+    warpgroup_wait<0>();
+    settle(added);
+    scale_between(added, s.sums, l);
+    settle(added);
+    warpgroup_begin();
+    multiply_tiles<false, kFirst, kFirst, 2, 4>(added, s.v, s.in.k, warp);
+  } else {
+    multiply_tiles<true, kFirst, kFirst>(added, s.v, s.in.k, warp);
+  }
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(added);
+  scale_columns(added, s.sums.to_end[1], l);
+}
+
+// x = scores times V.
+__device__ __forceinline__ void multiply_values(float (&x)[8][4], const PrepareShared& s) {
+  unsigned a[4][4];
+  values_as_left(a, x);
+  settle(a);
+  warpgroup_begin();
+  multiply_columns<true>(x, a, s.v);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(x);
+}
+
+// The four warps of the reads: A_rb; its part of o, A_rk V, and of the next state, (K to the
+// end)ᵀV.
+template <int HALVES>
 __device__ __forceinline__ void read_products(PrepareShared& s, float (&local)[8][4],
                                               float (&added)[8][4], int warp, const Lane& l) {
   const auto lower = [](int i, int j) { return j <= i; };
-  unsigned rk[4][4];
-  warpgroup_begin();
-  multiply_tiles<true, Inner::last, Inner::last>(local, s.in.r, s.in.k, warp);
-  multiply_tiles<true, Inner::last, Inner::last>(added, s.in.r, s.in.b, warp);
-  warpgroup_commit();
-  warpgroup_wait<0>();
-  settle(local), settle(added);
-  mask(local, 16 * warp, l, lower);
+  multiply_centred<HALVES>(added, s.in.r, s.in.b, s.sums, warp, l);
   mask(added, 16 * warp, l, lower);
   put_rows(s.scores, added, 16 * warp, l);
-  values_as_left(rk, local);
-  settle(rk);
-  warpgroup_begin();
-  multiply_columns<true>(local, rk, s.v);
-  multiply_tiles<true, Inner::first, Inner::first>(added, s.v, s.in.k, warp);
-  warpgroup_commit();
-  warpgroup_wait<0>();
-  settle(local), settle(added);
-  scale_columns(added, s.sums.half, l);
+  multiply_centred<HALVES>(local, s.in.r, s.in.k, s.sums, warp, l);
+  mask(local, 16 * warp, l, lower);
+  multiply_values(local, s);
+  multiply_added<HALVES>(added, s, warp, l);
 }
 
 // The four warps of the low rank: −A_ab for the inverse; A_ak V.
+template <int HALVES>
 __device__ __forceinline__ void inner_products(PrepareShared& s, float (&y0)[8][4], int warp,
                                                const Lane& l) {
   const auto below = [](int i, int j) { return j < i; };
-  float ab[8][4];
-  unsigned ak[4][4];
-  warpgroup_begin();
-  multiply_tiles<true, Inner::last, Inner::last>(y0, s.in.a, s.in.k, warp);
-  multiply_tiles<true, Inner::last, Inner::last>(ab, s.in.a, s.in.b, warp);
-  warpgroup_commit();
-  warpgroup_wait<0>();
-  settle(y0), settle(ab);
+  multiply_centred<HALVES>(y0, s.in.a, s.in.b, s.sums, warp, l);
   mask(y0, 16 * warp, l, below);
-  mask(ab, 16 * warp, l, below);
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       *reinterpret_cast<float2*>(s.m + (16 * warp + l.g + 8 * half) * kInverseRow + 8 * n +
-                                 2 * l.c) = {-ab[n][2 * half], -ab[n][2 * half + 1]};
-  values_as_left(ak, y0);
-  settle(ak);
-  warpgroup_begin();
-  multiply_columns<true>(y0, ak, s.v);
-  warpgroup_commit();
-  warpgroup_wait<0>();
-  settle(y0);
+                                 2 * l.c) = {-y0[n][2 * half], -y0[n][2 * half + 1]};
+  multiply_centred<HALVES>(y0, s.in.a, s.in.k, s.sums, warp, l);
+  mask(y0, 16 * warp, l, below);
+  multiply_values(y0, s);
 }
 
 // Block (head, chunk) of two warpgroups. 1 centred rows, the scans' operands. 2 products. 3 the
 // inverse by two warps; the others store. 4 the inverse stored. Without FORWARD only 1, and no
 // tiles.
-template <bool FORWARD>
+template <bool FORWARD, int HALVES>
 __global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p) {
   auto& s = swizzled_shared<PrepareShared>();
   const Lane l;
@@ -108,16 +123,16 @@ __global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p)
                         p.value_dim);
       commit_copies();
     }
-    const CentredRows rows(p, span, hv, s.sums);  // 1
+    const CentredRows<HALVES> rows(p, span, hv, s.sums);  // 1
     const int64_t operand = p.row_at(span.first + 8 * rows.warp, hv) * p.key_dim + rows.channel;
-    rows.centre(p, span, FORWARD ? &s.in : nullptr,
-                [&](int i, float2 r, float2 a, float2, float2 b) {
-                  const int64_t at = operand + i * p.key_dim;
-                  const float2 minus = {-rows.half.x, -rows.half.y};
-                  *reinterpret_cast<unsigned*>(p.queries + at) = pack_pair(times(r, rows.half));
-                  *reinterpret_cast<unsigned*>(p.erased + at) = pack_pair(times(a, minus));
-                  *reinterpret_cast<unsigned*>(p.kept + at) = pack_pair(times(b, rows.half));
-                });
+    rows.centre(
+        p, span, FORWARD ? &s.in : nullptr, [&](int i, float2 r, float2 a, float2, float2 b) {
+          const int64_t at = operand + i * p.key_dim;
+          const float2 minus = {-rows.from_start.x, -rows.from_start.y};
+          *reinterpret_cast<unsigned*>(p.queries + at) = pack_pair(times(r, rows.from_start));
+          *reinterpret_cast<unsigned*>(p.erased + at) = pack_pair(times(a, minus));
+          *reinterpret_cast<unsigned*>(p.kept + at) = pack_pair(times(b, rows.to_end));
+        });
     write_total(p, s.sums, span, chunk, hv);
     if (!FORWARD) {
       __syncthreads();
@@ -128,9 +143,9 @@ __global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p)
     __syncthreads();
     float x[8][4], y[8][4];  // 2
     if (group == 0)
-      read_products(s, x, y, warp, l);
+      read_products<HALVES>(s, x, y, warp, l);
     else
-      inner_products(s, x, warp, l);
+      inner_products<HALVES>(s, x, warp, l);
     __syncthreads();
     if (group == 0) {
       put_rows(s.local(), x, m0, l);
@@ -164,10 +179,11 @@ __global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p)
 
 }  // namespace
 
-void fast_prepare(const FastProblem& p, bool forward, cudaStream_t stream) {
+void fast_prepare(const FastProblem& p, bool forward, int halves, cudaStream_t stream) {
   const dim3 grid(unsigned(p.value_heads), unsigned(std::min<int64_t>(p.chunks, 65535)));
-  launch_fast<PrepareShared>(forward ? prepare_kernel<true> : prepare_kernel<false>, kFastThreads,
-                             grid, stream, p);
+  const auto kernel = halves == 2 ? (forward ? prepare_kernel<true, 2> : prepare_kernel<false, 2>)
+                                  : (forward ? prepare_kernel<true, 1> : prepare_kernel<false, 1>);
+  launch_fast<PrepareShared>(kernel, kFastThreads, grid, stream, p);
 }
 
 }  // namespace ebb::gpu::low_rank

@@ -189,32 +189,34 @@ __device__ __forceinline__ void multiply_columns(float (&x)[8][4], const unsigne
 
 // x += a b of two tiles, a stored [row,inner], or [inner,row]; b stored [column,inner], or
 // [inner,column]. The warps of a group are numbered 0 to 3.
+// Of the four steps of 16 inner indices only FIRST ... LAST − 1 are taken.
 enum class Inner { last, first };
-template <bool FRESH, Inner A, Inner B>
+template <bool FRESH, Inner A, Inner B, int FIRST = 0, int LAST = 4>
 __device__ __forceinline__ void multiply_tiles(float (&x)[8][4], const SwizzledTile& a,
                                                const SwizzledTile& b, int warp) {
   constexpr bool kA = A == Inner::first, kB = B == Inner::first;
 #if EBB_WGMMA
   (void)warp;
   const uint64_t da = wgmma::descriptor(a), db = wgmma::descriptor(b);
-  wgmma::product_of_tiles<FRESH, kA, kB>(x, da, db);
+  wgmma::product_of_tiles<FRESH, kA, kB>(x, da + (kA ? 128 : 2) * FIRST,
+                                         db + (kB ? 128 : 2) * FIRST);
 #pragma unroll
-  for (int k = 1; k < 4; ++k)
+  for (int k = FIRST + 1; k < LAST; ++k)
     wgmma::product_of_tiles<false, kA, kB>(x, da + (kA ? 128 : 2) * k, db + (kB ? 128 : 2) * k);
 #else
   const int lane = int(threadIdx.x) & 31;
   const int low = lane & 7, odd = (lane >> 3) & 1, high = lane >> 4, m0 = 16 * warp;
   unsigned left[4][4];
 #pragma unroll
-  for (int k = 0; k < 4; ++k) {
+  for (int k = FIRST; k < LAST; ++k) {
     if (kA)
       load_matrices_transposed(left[k], a.at(16 * k + low + 8 * high, m0 + 8 * odd));
     else
       load_matrices(left[k], a.at(m0 + low + 8 * odd, 16 * k + 8 * high));
   }
-  detail::multiply_step<FRESH, kB>(x, left[0], b, 0);
+  detail::multiply_step<FRESH, kB>(x, left[FIRST], b, FIRST);
 #pragma unroll
-  for (int k = 1; k < 4; ++k) detail::multiply_step<false, kB>(x, left[k], b, k);
+  for (int k = FIRST + 1; k < LAST; ++k) detail::multiply_step<false, kB>(x, left[k], b, k);
 #endif
 }
 

@@ -13,9 +13,10 @@
 // h0's, the state after each sequence's last token (h0 where it has none). States are [K,V], the
 // key axis first. Differentiable in all seven inputs; upstream gradients on o, ht or both.
 //
-// lower_bound declares that no w lies below it (0: none declared). It selects how the tensor-core
-// kernels treat the decays inside a block of 16 rows: bounded by −9, they are centred on a middle
-// row and the block is a product; else it is summed channel by channel. A w below what was declared
+// lower_bound declares that no w lies below it (0: none declared). On the GPU it selects how bf16
+// inputs with K, V <= 64 (multiples of 8) are computed: down to −2.1875, by products of matrices
+// with the decays of a chunk centred on its middle; down to −4.375, with each half of a chunk
+// centred on its own; below or without a bound, token by token in f32. A w below what was declared
 // is an Error on the CPU and raises DeviceFlag::unbounded_decay on the GPU.
 //
 // Chunks of C tokens, G_i the sum of w up to token i, Gx_i the sum before it, S the entering state:

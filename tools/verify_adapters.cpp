@@ -114,7 +114,9 @@ CaseOutputs run_rotary(const CaseInputs& in) {
 
 CaseOutputs run_rwkv7(const CaseInputs& in) {
   const DplrOutput r = dplr(in["r"], in["w"], in["k"], in["v"], in["a"], in["b"], in["h0"],
-                            {.scale = in.number("scale"), .want_final_state = true});
+                            {.scale = in.number("scale"),
+                             .want_final_state = true,
+                             .lower_bound = in.text("kind") == "dplr" ? 0 : -0.6066});
   return {{"o", r.o}, {"ht", r.ht}};
 }
 
