@@ -1,7 +1,7 @@
 // Gated delta rule in bf16 on tensor cores: dq, dk, dv, dg and dβ of every chunk, from X, V' and
 // the states and their gradients (cuda/delta_fast.cuh). dv = β X in X's place. dβ_i is X_i·V'_i/β_i
 // (the diagonal of X V'ᵀ), or from V where β_i = 0.
-#include "cuda/delta_fast.cuh"
+#include "cuda/delta_gradient_sums.cuh"
 
 namespace ebb::gpu::delta {
 namespace {
@@ -65,16 +65,6 @@ __device__ __forceinline__ void fetch_keys(const FastBackward& p, Span span, int
                          kGateFloats);
 }
 
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
-// A pair of a tile's values where the accumulators of fragment n, rows g or g+8 lie.
-__device__ __forceinline__ float2 pair_at(const SwizzledTile& s, int m0, int n, int half,
-                                          const Lane& l) {
-  const unsigned x = *reinterpret_cast<const unsigned*>(s.at(m0 + l.g + 8 * half, 8 * n) + 2 * l.c);
-  return {low_half(x), high_half(x)};
-}
 // Scales rows of x and sums them against the same rows of a tile.
 template <int SLABS>
 __device__ __forceinline__ void scale_rows(float (&x)[SLABS][8][4], const float (&factor)[2],
@@ -325,23 +315,13 @@ __device__ void write_gate_gradients(const FastBackward& p, const GradientShared
     after[e] = s.row_z[0][t] + s.row_z[1][t] - column + s.reads[0][t] + s.reads[1][t];
     before[e] = s.kept[t];
   }
-  float suffix = after[0] + after[1], prefix = before[0] + before[1];
-  const float own_prefix = prefix;
-#pragma unroll
-  for (int o = 1; o < 32; o *= 2) {
-    const float down = __shfl_down_sync(0xffffffffu, suffix, o);
-    const float up = __shfl_up_sync(0xffffffffu, prefix, o);
-    if (lane + o < 32) suffix += down;
-    if (lane >= o) prefix += up;
-  }
-  const float dg[2] = {suffix + (prefix - own_prefix),
-                       suffix - after[0] + (prefix - own_prefix) + before[0]};
+  const float2 dg = crossing_sums(after, before);
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int t = 2 * lane + e;
     if (t >= span.rows) continue;
     const int64_t at = (span.first + t) * p.value_heads + hv;
-    if (p.dg) p.dg[at] = dg[e] + carry;
+    if (p.dg) p.dg[at] = (e ? dg.y : dg.x) + carry;
     if (p.dbeta) {
       const float beta = s.gates.beta[t];
       p.dbeta[at] = beta == 0.f ? s.key_p[t] + s.undecided[t] : s.diagonal[t] / beta;
@@ -352,18 +332,9 @@ __device__ void write_gate_gradients(const FastBackward& p, const GradientShared
 // The thread's part of <S, D> over a tile of V.
 template <int SLABS>
 __device__ __forceinline__ float state_product(const ValueStage<SLABS>& s) {
-  const TilePlace at;
   float sum = 0;
 #pragma unroll
-  for (int j = 0; j < SLABS; ++j)
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float a[8], b[8];
-      load_pack<bf16_t>(a, s.state[j].at(at.r + 32 * i, at.c));
-      load_pack<bf16_t>(b, s.dstate[j].at(at.r + 32 * i, at.c));
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum += a[e] * b[e];
-    }
+  for (int j = 0; j < SLABS; ++j) sum += tile_product(s.state[j], s.dstate[j], int(threadIdx.x));
   return sum;
 }
 
