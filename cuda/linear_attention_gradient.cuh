@@ -88,10 +88,16 @@ struct GradientWalk {
   }
   __device__ __forceinline__ int columns() const { return p.heads * p.parts; }
   __device__ __forceinline__ bool valid() const { return item < p.chunks * columns(); }
+  // Rows of equal length go side by side from their first chunks on: what the reverse scan has left
+  // last is read first, while the cache holds it.
+  __device__ __forceinline__ int64_t at_place(int64_t i) const {
+    if (p.chunk_before) return i;
+    return i % p.sequences * (p.chunks_per_row * p.pieces) + i / p.sequences;
+  }
   // The item, or the next that has tokens.
   __device__ __forceinline__ void find() {
     for (; valid(); item += gridDim.x) {
-      chunk = item / columns(), column = int(item % columns());
+      chunk = at_place(item / columns()), column = int(item % columns());
       span = chunk_span(p, chunk);
       if (span.rows > 0) return;
     }
