@@ -39,6 +39,7 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_fast_prepare.cu cuda/delta_segments.cu
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu
+  cuda/delta_rule_channel_gradients.cu
   cuda/delta_rule_step.cu
   cuda/dplr_bwd.cu cuda/dplr_fast.cu cuda/dplr_fast_gradients.cu cuda/dplr_fast_prepare.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES

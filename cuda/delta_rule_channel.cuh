@@ -158,4 +158,8 @@ void channel_fast_reverse(const ChannelBackward<__nv_bfloat16>& p, Device device
 // Then the gradients of every chunk (delta_fast_channel_gradients.cu).
 void channel_fast_gradients(const ChannelBackward<__nv_bfloat16>& p, cudaStream_t stream);
 
+// The gradients of every chunk from X and the states.
+template <class T>
+void channel_gradients(const ChannelBackward<T>& p, cudaStream_t stream);
+
 }  // namespace ebb::gpu::delta
