@@ -22,6 +22,7 @@ namespace ebb::gpu::low_rank {
 using namespace delta;
 
 inline constexpr int kFastThreads = 256;
+inline constexpr int64_t kMostChunks = 65535;  // of one launch
 // Half of the log decay over a part with one centre: e^70 leaves room for sums of products.
 inline constexpr double kMostExponent = 70;
 
@@ -44,6 +45,11 @@ struct CentredSums {
   float to_end[2][64];      // from there to the chunk's end
   float between[2][64];     // δ in two factors: on its own it may be no float
 };
+
+// Where the two groups of four warps, each on a way of its own, wait for one another; and where the
+// warps of one group do.
+__device__ __forceinline__ void meet() { barrier_wait<kFastThreads>(2); }
+__device__ __forceinline__ void meet_group(int group) { barrier_wait<kFastThreads / 2>(3 + group); }
 
 // A lane's two channels.
 __device__ __forceinline__ float2 pair_of(unsigned x) { return {low_half(x), high_half(x)}; }
@@ -136,6 +142,7 @@ struct CentredRows {
         k = times(read(p.k), d), b = times(read(p.low_b), d);
         f(i, r, a, k, b);
       }
+      if (i % 4 == 3) asm volatile("" ::: "memory");  // rows in fours: registers are scarce
       if (!s) continue;
       const auto put = [&](SwizzledTile& tile, float2 x) {
         *reinterpret_cast<unsigned*>(tile.at(8 * warp + i, channel & ~7) + (channel & 7)) =

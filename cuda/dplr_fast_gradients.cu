@@ -209,19 +209,17 @@ struct Side {
     scale_between(x, s.centred, l);
     scale_between(y, s.centred, l);
   }
-  __device__ __forceinline__ void add_scores(const GradientShared& s, bool by_rows, int warp,
-                                             const Lane& l) {
-    if constexpr (HALVES == 1) {
-      by_rows ? add_rows<0, 4>(s, warp) : add_columns<0, 4>(s, warp);
-    } else if (by_rows) {
-      add_rows<0, 2>(s, warp);
-      cross(s, warp, 1, l);
-      add_rows<2, 4>(s, warp);
-    } else {
-      add_columns<2, 4>(s, warp);
-      cross(s, warp, 0, l);
-      add_columns<0, 2>(s, warp);
-    }
+  __device__ __forceinline__ void add_to_rows(const GradientShared& s, int warp, const Lane& l) {
+    if constexpr (HALVES == 1) return add_rows<0, 4>(s, warp);
+    add_rows<0, 2>(s, warp);
+    cross(s, warp, 1, l);
+    add_rows<2, 4>(s, warp);
+  }
+  __device__ __forceinline__ void add_to_columns(const GradientShared& s, int warp, const Lane& l) {
+    if constexpr (HALVES == 1) return add_columns<0, 4>(s, warp);
+    add_columns<2, 4>(s, warp);
+    cross(s, warp, 0, l);
+    add_columns<0, 2>(s, warp);
   }
 
   // R∘x_r and A∘x_a to the sums; then dr and da in place of R and A.
@@ -308,6 +306,39 @@ __device__ __forceinline__ void write_decay_gradients(const FastProblem& p, Grad
   }
 }
 
+// The ways of the two groups through steps 2 to 5.
+template <int HALVES>
+__device__ __forceinline__ void rows_way(GradientShared& s, float scale, int warp, const Lane& l) {
+  Side<HALVES> side;
+  side.rows(s, warp, l);
+  meet();
+  put_rows(s.scores.pv, side.first, 16 * warp, l);
+  put_rows(s.scores.mv, side.second, 16 * warp, l);
+  publish_tiles();
+  meet();
+  side.add_to_rows(s, warp, l);
+  meet();
+  side.finish_rows(s, scale, warp, l);
+  meet();
+}
+template <int HALVES>
+__device__ __forceinline__ void columns_way(GradientShared& s, bool values, int warp,
+                                            const Lane& l) {
+  if (values) value_gradient<HALVES>(s, warp, l);
+  Side<HALVES> side;
+  side.columns(s, warp, l);
+  meet();
+  put_rows(s.scores.py, side.first, 16 * warp, l);
+  put_rows(s.scores.my, side.second, 16 * warp, l);
+  publish_tiles();
+  meet();
+  side.add_to_columns(s, warp, l);
+  meet();
+  side.finish_columns(s, warp, l);
+  meet();
+  side.subtract_columns(s, warp, l);
+}
+
 // Block (head, chunk − first) of two warpgroups, rows and columns. 1 what there is, centred. 2 dV;
 // score gradients; products with the states. 3 score gradients to shared memory. 4 their products.
 // 5 terms of dw; the gradients. 6 out.
@@ -315,9 +346,7 @@ template <int HALVES>
 __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p, int64_t first) {
   auto& s = swizzled_shared<GradientShared>();
   const Lane l;
-  const int hv = int(blockIdx.x);
-  const bool by_rows = threadIdx.x < kFastThreads / 2;
-  const int warp = (int(threadIdx.x) >> 5) & 3, m0 = 16 * warp;
+  const int hv = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
   {
     const int64_t chunk = first + blockIdx.y;  // 1
     const Span span = span_of(p, chunk);
@@ -332,25 +361,10 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
   publish_tiles();
   __syncthreads();
   write_carry(s);
-  if (!by_rows && p.dv) value_gradient<HALVES>(s, warp, l);
-  Side<HALVES> side;
-  if (by_rows)  // 2
-    side.rows(s, warp, l);
+  if (threadIdx.x < kFastThreads / 2)
+    rows_way<HALVES>(s, p.scale, warp, l);
   else
-    side.columns(s, warp, l);
-  __syncthreads();
-  put_rows(by_rows ? s.scores.pv : s.scores.py, side.first, m0, l);  // 3
-  put_rows(by_rows ? s.scores.mv : s.scores.my, side.second, m0, l);
-  publish_tiles();
-  __syncthreads();
-  side.add_scores(s, by_rows, warp, l);  // 4
-  __syncthreads();
-  if (by_rows)  // 5
-    side.finish_rows(s, p.scale, warp, l);
-  else
-    side.finish_columns(s, warp, l);
-  __syncthreads();
-  if (!by_rows) side.subtract_columns(s, warp, l);
+    columns_way<HALVES>(s, p.dv != nullptr, warp, l);
   __syncthreads();
   const Span span = s.span;
   const TilePlace at;  // 6
@@ -367,9 +381,8 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
 }  // namespace
 
 void fast_gradients(const FastProblem& p, int halves, cudaStream_t stream) {
-  constexpr int64_t kMost = 65535;
-  for (int64_t first = 0; first < p.chunks; first += kMost) {
-    const dim3 grid(unsigned(p.value_heads), unsigned(std::min(p.chunks - first, kMost)));
+  for (int64_t first = 0; first < p.chunks; first += kMostChunks) {
+    const dim3 grid(unsigned(p.value_heads), unsigned(std::min(p.chunks - first, kMostChunks)));
     launch_fast<GradientShared>(halves == 2 ? gradient_kernel<2> : gradient_kernel<1>, kFastThreads,
                                 grid, stream, p, first);
   }
