@@ -111,4 +111,15 @@ __device__ __forceinline__ void multiply_half_columns(float (&x)[8][4], const un
   for (int k = 1; k < 4; ++k) detail::multiply_half_step<false, true>(x, a[k], tile, k);
 }
 
+// Left operands are worked out before what comes next.
+template <int N>
+__device__ __forceinline__ void settle_left(unsigned (&a)[N][4]) {
+#if EBB_WGMMA
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(a[k][e])::"memory");
+#endif
+}
+
 }  // namespace ebb::gpu

@@ -34,6 +34,7 @@ struct RowSoftmax {
 template <int NT>
 struct TokenRows {
   unsigned q[4 * NT][4], c[4 * NT][4], e[4][4];  // f16 rows; bf16
+  float keys[8][4];                              // K', under way
   float sum[8][4];                               // Σ weight V, over the units of its rows
   float logit_unit[2], value_unit[2];
   RowSoftmax row[2];
@@ -79,22 +80,28 @@ struct TokenRows {
       for (int i = 0; i < 4; ++i) sum[n][i] = 0.f;
   }
 
-  // Memory number `index` of the sequence: 1 K' and V; 2 the logits and the running softmax; 3 sum
-  // = keep sum + weight V. release() when the record is done with.
-  template <class F>
-  __device__ __forceinline__ void take_in(const MemoryRecord<NT>& m, int index, const Lane& l,
-                                          F&& release) {
-    unsigned scaled[4 * NT][4];
-    float keys[8][4], values[8][4];
-    warpgroup_begin();  // 1
+  // K' of a memory, under way when this returns.
+  __device__ __forceinline__ void begin_keys(const MemoryRecord<NT>& m) {
+    warpgroup_begin();
     multiply_memory<NT>(keys, q, m);
     warpgroup_commit();
-    scale_by_rho<NT>(scaled, c, m, l);
+  }
+  // Memory number `index` of the sequence, whose K' is under way: 1 V; 2 the logits and the running
+  // softmax; 3 then(), when the record is done with, which may begin the next keys; 4 sum = keep
+  // sum + weight V.
+  template <class F>
+  __device__ __forceinline__ void take_in(const MemoryRecord<NT>& m, int index, const Lane& l,
+                                          F&& then) {
+    unsigned scaled[4 * NT][4];
+    float values[8][4];
+    scale_by_rho<NT>(scaled, c, m, l);  // 1
     const float value = m.value_unit, key = m.key_unit;
+    settle_left(scaled);
+    warpgroup_wait<0>();
+    settle(keys);
     warpgroup_begin();
     multiply_memory<NT>(values, scaled, m);
     warpgroup_commit();
-    warpgroup_wait<1>();
     settle(keys);
     float dot[2];
     row_dots(dot, keys, e);  // 2
@@ -103,9 +110,9 @@ struct TokenRows {
       if (index < row[r].visible) row[r].take_in(dot[r] * key * logit_unit[r]);
     warpgroup_wait<0>();
     settle(values);
-    release();
+    then();  // 3
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {  // 3
+    for (int r = 0; r < 2; ++r) {  // 4
       if (index >= row[r].visible) continue;
       const float keep = row[r].keep, weight = row[r].weight * value;
 #pragma unroll
@@ -198,12 +205,24 @@ __global__ void __launch_bounds__(kFedThreads, 1)
           changes(head, p.c_heads))
         rows.load_vectors(p, head, l);
       rows.begin_head();
-      for (int i = 0; i < all; ++i, place.next()) {
+      if (mine > 0) {
         place.wait_full(s.ring);
-        if (i < mine)
-          rows.take_in(s.memory[place.at], i, l, [&] { place.release(s.ring); });
-        else
+        rows.begin_keys(s.memory[place.at]);
+        for (int i = 0; i + 1 < mine; ++i)
+          rows.take_in(s.memory[place.at], i, l, [&] {
+            place.release(s.ring);
+            place.next();
+            place.wait_full(s.ring);
+            rows.begin_keys(s.memory[place.at]);
+          });
+        rows.take_in(s.memory[place.at], mine - 1, l, [&] {
           place.release(s.ring);
+          place.next();
+        });
+      }
+      for (int i = mine; i < all; ++i, place.next()) {
+        place.wait_full(s.ring);
+        place.release(s.ring);
       }
       if (p.p == 64)
         rows.template close<true>(p, head, base, o, g_r, lse, l);
