@@ -47,7 +47,7 @@ template <int SLABS, bool OWN>
 struct GradientStage : std::conditional_t<OWN, KeyTiles<SLABS>, NoTiles> {
   SwizzledTile v, d_o, state[SLABS], dstate[SLABS];  // the states as [V,K]
 };
-struct HeadSums {
+struct alignas(16) HeadSums {
   float row_z[64];                    // of Z∘q kᵀ below the diagonal, over the columns
   float column_z[4][64];              // the same without w, over the rows of a warp
   float diagonal[64];                 // of the same
