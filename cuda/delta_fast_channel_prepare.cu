@@ -364,13 +364,11 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
     __syncthreads();
     if (!SCORES) continue;
     const int64_t square = p.row_at(span.first, hv) * kChunk;
-    if (warp < 2) {  // 4
-      invert_by_two_warps(s.m, warp);
-    } else {
+    invert_by_two_warps(s.m, [&] {  // 4
       for (int i = int(threadIdx.x) - 64; i < span.rows * 8; i += kThreads - 64)
         store_lower(p.scores + square, s.p, p.scale, i >> 3, 8 * (i & 7));
       if (GATED && p.written) write_written(p, span, hv, 64);
-    }
+    });
     __syncthreads();
     for (int i = int(threadIdx.x); i < span.rows * 8; i += kThreads)  // 5
       store_lower(p.a + square, s.m, 1.f, i >> 3, 8 * (i & 7));

@@ -338,33 +338,36 @@ __device__ __forceinline__ float state_product(const ValueStage<SLABS>& s) {
   return sum;
 }
 
-// 64 columns of dv = β X, in the place X has been read from; before that what dβ needs of X where
-// β = 0. Eight threads share a row.
+// The staged columns of dv = β X, in the place X has been read from; before that what dβ needs of X
+// where β = 0. By all threads, eight to a row.
 template <int SLABS>
 __device__ __forceinline__ void write_value_gradients(const FastBackward& p,
-                                                      GradientShared<SLABS>& s,
-                                                      const ValueStage<SLABS>& stage, Span span,
-                                                      int hv, int v0) {
+                                                      GradientShared<SLABS>& s, Span span, int hv,
+                                                      int v0) {
   const TilePlace at;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int r = at.r + 32 * i;
     const float beta = s.gates.beta[r];
-    const bool inside = r < span.rows && v0 + at.c < p.value_dim;
-    const int64_t place = p.value_at(span.first + r, hv) + v0 + at.c;
-    float x[8], sum = 0;
-    load_pack<bf16_t>(x, stage.x.at(r, at.c));
-    if (inside && beta == 0.f) {
+    float sum = 0;
+    for (int stage = 0; stage < 2; ++stage) {
+      const int column = v0 + stage * kFastTile + at.c;
+      if (r >= span.rows || column >= p.value_dim) continue;
+      const int64_t place = p.value_at(span.first + r, hv) + column;
+      float x[8];
+      load_pack<bf16_t>(x, s.stage[stage].x.at(r, at.c));
+      if (beta == 0.f) {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) sum += to_float(p.v[place + e]) * x[e];
+        for (int e = 0; e < 8; ++e) sum += to_float(p.v[place + e]) * x[e];
+      }
+      if (!p.dv) continue;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] *= beta;
+      store_pack<bf16_t>(p.dv + place, x);
     }
     sum = quad_sum(sum);
     sum += __shfl_xor_sync(0xffffffffu, sum, 4);
     if (at.c == 0) s.undecided[r] = v0 == 0 ? sum : s.undecided[r] + sum;
-    if (!p.dv || !inside) continue;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) x[e] *= beta;
-    store_pack<bf16_t>(p.dv + place, x);
   }
 }
 
@@ -382,14 +385,14 @@ __device__ __forceinline__ float value_products(const FastBackward& p, GradientS
       if (v0 + kFastTile < p.value_dim)
         fetch_values(p, span, chunk, hv, v0 + kFastTile, s.stage[1]);
       commit_copies();
+      wait_copy_groups<0>();
+      publish_tiles();
+      barrier_wait<kThreads>(0);
+      write_value_gradients(p, s, span, hv, v0);
     }
-    wait_copy_groups<0>();
-    publish_tiles();
-    barrier_wait<kThreads>(0);
     for (int i = 0; i < 2 && v0 + i * kFastTile < p.value_dim; ++i) {
       group.values(s.stage[i], warp);
       carry += state_product<SLABS>(s.stage[i]);
-      write_value_gradients(p, s, s.stage[i], span, hv, v0 + i * kFastTile);
       warpgroup_wait<0>();
       group.settle_all();
     }
@@ -413,6 +416,10 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 2 : 1) gradient_kernel(
     if (p.value_dim > kFastTile) fetch_values(p, span, chunk, hv, kFastTile, s.stage[1]);
     fetch_keys(p, span, chunk, hv, s);
     commit_copies();
+    wait_copy_groups<0>();
+    publish_tiles();
+    __syncthreads();
+    write_value_gradients(p, s, span, hv, 0);
     unsigned a[4][4];
     if (threadIdx.x < kThreads / 2) {
       ReadGradients<SLABS> x = {};

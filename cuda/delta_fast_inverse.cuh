@@ -7,8 +7,6 @@ namespace ebb::gpu::delta {
 
 inline constexpr int kInverseRow = 68;  // rows of the matrix, padded
 
-__device__ __forceinline__ void barrier_of_two_warps() { barrier_wait<64>(1); }
-
 __device__ __forceinline__ unsigned to_tf32(float x) {
   unsigned r;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
@@ -55,9 +53,10 @@ __device__ __forceinline__ void right_f32(float (&b)[2], const float* s, int k0,
 }
 
 // A21 = −A22 M21 A11 for blocks of 8·N rows at `base`, in place, 16 rows m0 of the block by a warp.
-// SHARED: by two warps, which read before either writes.
-template <int N, bool SHARED>
-__device__ __forceinline__ void merge(float* s, int base, int m0, const Lane& l) {
+// merge leaves −A21 in r; all warps that work on a block have read it before one writes.
+template <int N>
+__device__ __forceinline__ void merge(float (&r)[N][4], const float* s, int base, int m0,
+                                      const Lane& l) {
   const int half = base + 8 * N;
   float t[N][4] = {}, a[4], b[2];
 #pragma unroll
@@ -70,7 +69,6 @@ __device__ __forceinline__ void merge(float* s, int base, int m0, const Lane& l)
       mma_f32(t[n], a, b);
     }
   }
-  float r[N][4] = {};
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const float x[4] = {t[k][0], t[k][2], t[k][1], t[k][3]};
@@ -80,10 +78,11 @@ __device__ __forceinline__ void merge(float* s, int base, int m0, const Lane& l)
       mma_f32(r[n], x, b);
     }
   }
-  if (SHARED)
-    barrier_of_two_warps();
-  else
-    __syncwarp();
+}
+template <int N>
+__device__ __forceinline__ void put_merged(float* s, const float (&r)[N][4], int base, int m0,
+                                           const Lane& l) {
+  const int half = base + 8 * N;
 #pragma unroll
   for (int n = 0; n < N; ++n)
 #pragma unroll
@@ -92,11 +91,8 @@ __device__ __forceinline__ void merge(float* s, int base, int m0, const Lane& l)
                                  2 * l.c) = {-r[n][2 * h], -r[n][2 * h + 1]};
 }
 
-// s = (I + s)⁻¹ on and below the diagonal, in f32 (what lies above in the 16x16 leaves becomes 0,
-// elsewhere it stays): a leaf per half warp by forward substitution, then 16→32→64. By warps 0 and
-// 1; others must not read it before the block's next barrier.
-__device__ __forceinline__ void invert_by_two_warps(float* s, int warp) {
-  const Lane l;
+// A leaf of 16 rows per half warp by forward substitution, then the 32 rows of the warp.
+__device__ __forceinline__ void invert_half(float* s, int warp, const Lane& l) {
   const int lane = int(threadIdx.x) & 31;
   const int col = lane & 15;
   float* leaf = s + (32 * warp + (lane & 16)) * (kInverseRow + 1);
@@ -118,9 +114,28 @@ __device__ __forceinline__ void invert_by_two_warps(float* s, int warp) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) leaf[i * kInverseRow + col] = x[i];
   __syncwarp();
-  merge<2, false>(s, 32 * warp, 0, l);
-  barrier_of_two_warps();
-  merge<4, true>(s, 0, 16 * warp, l);
+  float r[2][4] = {};
+  merge<2>(r, s, 32 * warp, 0, l);
+  __syncwarp();
+  put_merged<2>(s, r, 32 * warp, 0, l);
+}
+
+// s = (I + s)⁻¹ on and below the diagonal, in f32 (what lies above in the 16x16 leaves becomes 0,
+// elsewhere it stays), by warps 0 and 1, while the block's others do others(). All threads of the
+// block come here; the inverse may be read after its next barrier.
+template <class F>
+__device__ __forceinline__ void invert_by_two_warps(float* s, F&& others) {
+  const Lane l;
+  const int warp = int(threadIdx.x) >> 5;
+  if (warp < 2)
+    invert_half(s, warp, l);
+  else
+    others();
+  __syncthreads();
+  float r[4][4] = {};
+  if (warp < 2) merge<4>(r, s, 0, 16 * warp, l);
+  __syncthreads();
+  if (warp < 2) put_merged<4>(s, r, 0, 16 * warp, l);
 }
 
 }  // namespace ebb::gpu::delta

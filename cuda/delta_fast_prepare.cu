@@ -55,14 +55,14 @@ __device__ void work_out_gates(const FastProblem& p, Span span, int hv, FastGate
   if (lane < 4) s.total[lane] = __expf(float(total));
 }
 
-// The 16-row block ROWS of QKᵀ and KKᵀ, up to the diagonal.
-template <int ROWS>
+// QKᵀ and KKᵀ of two 16-row blocks, up to the diagonal: ten tiles, those of block ROWS from FIRST
+// on.
 struct Scores {
-  static constexpr int kTiles = 2 * ROWS + 2;
-  float qk[kTiles][4] = {}, kk[kTiles][4] = {};
+  float qk[10][4] = {}, kk[10][4] = {};
 
-  template <int SLABS>
+  template <int ROWS, int FIRST, int SLABS>
   __device__ __forceinline__ void multiply(const PrepareShared<SLABS>& s, const Lane& l) {
+    constexpr int kTiles = 2 * ROWS + 2;
     constexpr int ld = key_row(SLABS);
 #pragma unroll
     for (int k = 0; k < 4 * SLABS; ++k) {
@@ -72,16 +72,17 @@ struct Scores {
 #pragma unroll
       for (int n = 0; n < kTiles; n += 2) {
         right(b, s.k, ld, 16 * k, 8 * n, l);
-        mma(qk[n], q, b[0], b[1]);
-        mma(qk[n + 1], q, b[2], b[3]);
-        mma(kk[n], own, b[0], b[1]);
-        mma(kk[n + 1], own, b[2], b[3]);
+        mma(qk[FIRST + n], q, b[0], b[1]);
+        mma(qk[FIRST + n + 1], q, b[2], b[3]);
+        mma(kk[FIRST + n], own, b[0], b[1]);
+        mma(kk[FIRST + n + 1], own, b[2], b[3]);
       }
     }
   }
   // P = scale QKᵀ∘Γ over the rows of q, M = stril(β KKᵀ∘Γ).
-  template <int SLABS>
+  template <int ROWS, int FIRST, int SLABS>
   __device__ __forceinline__ void put(PrepareShared<SLABS>& s, float scale, const Lane& l) const {
+    constexpr int kTiles = 2 * ROWS + 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = 16 * ROWS + l.g + 8 * half;
@@ -97,8 +98,8 @@ struct Scores {
                                   exp2_fast((high - h.y) + (low - w.y))};
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            score[e] = c + e <= r ? scale * decay[e] * qk[n % kTiles][2 * half + e] : 0.f;
-            inner[e] = c + e < r ? beta * decay[e] * kk[n % kTiles][2 * half + e] : 0.f;
+            score[e] = c + e <= r ? scale * decay[e] * qk[FIRST + n % kTiles][2 * half + e] : 0.f;
+            inner[e] = c + e < r ? beta * decay[e] * kk[FIRST + n % kTiles][2 * half + e] : 0.f;
           }
           *reinterpret_cast<float2*>(s.m + r * kInverseRow + c) = {inner[0], inner[1]};
         }
@@ -107,17 +108,6 @@ struct Scores {
     }
   }
 };
-template <int FIRST, int SECOND, int SLABS>
-__device__ __forceinline__ void put_scores(PrepareShared<SLABS>& s, float scale, const Lane& l) {
-  Scores<FIRST> first;
-  Scores<SECOND> second;
-  first.multiply(s, l);
-  second.multiply(s, l);
-  barrier_of_two_warps();
-  first.put(s, scale, l);
-  second.put(s, scale, l);
-}
-
 // Block (head, chunk) of two warps; 16-row blocks 0 and 3 are one's, 1 and 2 the other's, the same
 // number of products. 1 gates; flag a positive decay. 2 P and M. 3 A = (I+M)⁻¹. 4 store.
 template <int SLABS>
@@ -139,12 +129,24 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 8 : 5) prepare_kernel(F
     float4* g_gates = reinterpret_cast<float4*>(p.gates + chunk * p.value_heads + hv);
     for (int i = int(threadIdx.x); i < kGateFloats / 4; i += kThreads)
       g_gates[i] = reinterpret_cast<const float4*>(&s.gates)[i];
-    if (warp == 0)  // 2
-      put_scores<3, 0>(s, p.scale, l);
-    else
-      put_scores<2, 1>(s, p.scale, l);
+    Scores x;  // 2
+    if (warp == 0) {
+      x.multiply<3, 0>(s, l);
+      x.multiply<0, 8>(s, l);
+    } else {
+      x.multiply<2, 0>(s, l);
+      x.multiply<1, 6>(s, l);
+    }
+    __syncthreads();  // M takes the place of the keys
+    if (warp == 0) {
+      x.put<3, 0>(s, p.scale, l);
+      x.put<0, 8>(s, p.scale, l);
+    } else {
+      x.put<2, 0>(s, p.scale, l);
+      x.put<1, 6>(s, p.scale, l);
+    }
     __syncthreads();
-    invert_by_two_warps(s.m, warp);  // 3
+    invert_by_two_warps(s.m, [] {});  // 3
     __syncthreads();
     bf16_t* g_a = p.a + p.row_at(span.first, hv) * 128;  // 4
     for (int i = int(threadIdx.x); i < span.rows * 8; i += kThreads) {

@@ -149,15 +149,13 @@ __global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p,
     inner_products<HALVES>(s, warp, l);
   __syncthreads();
   const int64_t row = p.row_at(span.first, hv);
-  if (threadIdx.x < 64) {  // 3
-    invert_by_two_warps(s.m, warp);
-  } else {
+  invert_by_two_warps(s.m, [&] {  // 3
     store_beside(p.scores + row * kChunk, kChunk, s.scores, span.rows, kChunk);
     store_beside(p.y0 + row * p.value_dim, p.value_dim, s.y0(), span.rows, p.value_dim);
     store_beside(p.out + p.value_at(span.first, hv), p.value_stride(), s.local(), span.rows,
                  p.value_dim);
     store_beside(p.add + p.state_at(chunk, hv), p.key_dim, s.added(), p.value_dim, p.key_dim);
-  }
+  });
   __syncthreads();
   for (int i = int(threadIdx.x); i < span.rows * 8; i += kFastThreads) {  // 4
     const int r = i >> 3, c = 8 * (i & 7);

@@ -267,6 +267,8 @@ def run():
     if args.merge:
         with open(args.merge) as f:
             for row in json.load(f)["rows"]:
+                if "forward" not in row:  # it failed there
+                    continue
                 fwd, bwd = row["forward"]["ms"], (row.get("backward") or {}).get("ms", 0)
                 mine = {"fwd_graph_ms": fwd, "fwd_bwd_graph_ms": fwd + bwd}
                 if "memory" in row:  # beyond inputs and upstream gradients, as measure() counts
