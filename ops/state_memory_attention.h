@@ -2,10 +2,12 @@
 // written into a linear-attention state. DART adds it to Mamba-2. Per sequence and head h, with
 // memories Δ_c [N,P] (`contributions` of ops/ssd.h or ops/gated_linear_attention.h with
 // memory_chunk = S), the query q_t and read vector c_t over N, and e_t over P:
-//   q̂ = q / sqrt(mean q² + eps)   ê = e / sqrt(mean e² + eps)   ρ_c[n] = (mean_p Δ_c[n,p]² +
-//   eps_row)^-½ ℓ_tc = scale Σ_n q̂_t[n] ρ_c[n] Σ_p Δ_c[n,p] ê_t[p]          scale = 1/√N w_t· =
-//   softmax of ℓ_t· over the runs c that ended before t's own R_t = Σ_c w_tc Δ_cᵀ c_t values: Δ as
-//   it is o_t = base_t + gate_t R_t
+//   q̂ = q / sqrt(mean q² + eps)                    ê = e / sqrt(mean e² + eps)
+//   ρ_c[n] = (mean_p Δ_c[n,p]² + eps_row)^-½
+//   ℓ_tc = scale Σ_n q̂_t[n] ρ_c[n] Σ_p Δ_c[n,p] ê_t[p]                   scale = 1/√N
+//   w_t· = softmax of ℓ_t· over the runs c that ended before t's own
+//   R_t = Σ_c w_tc Δ_cᵀ c_t                        the values are Δ as it is
+//   o_t = base_t + gate_t R_t
 //
 //   StateMemoryAttention r = state_memory_attention(q, e, c, y.contributions, 256,
 //                                                   {.gate = g, .base = y.y});
