@@ -56,7 +56,7 @@ __device__ __forceinline__ void fetch_values(const FastProblem& p, Span span, in
 }
 
 template <int HALVES>
-__device__ __forceinline__ void write_exponents(const CentredRows<HALVES>& rows, float* s) {
+__device__ __forceinline__ void write_exponents(const CentredRows<HALVES, false>& rows, float* s) {
   float* to = s + (8 * rows.warp + 1) * kSumRow + rows.channel;
 #pragma unroll
   for (int i = 0; i < 8; ++i) *reinterpret_cast<float2*>(to + i * kSumRow) = rows.sum[i];
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
     if (span.rows == 0) return;
     if (threadIdx.x == 0) s.span = span;
     fetch_values(p, span, chunk, hv, s.values);
-    const CentredRows<HALVES> rows(p, span, hv, s.centred);
+    const CentredRows<HALVES, false> rows(p, span, hv, s.centred);
     rows.centre(p, span, &s.in, [](int, float2, float2, float2, float2) {});
     write_exponents(rows, s.exponent);
   }
