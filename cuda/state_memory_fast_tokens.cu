@@ -97,7 +97,7 @@ struct TokenGradients {
     put(s.c, own);
   }
   __device__ __forceinline__ void load_head(const FastProblem& p, const FastUpstream& u, int head,
-                                            const Lane& l) {
+                                            bool more, const Lane& l) {
     const bf16_t* at[2];
     float unit[2];
 #pragma unroll
@@ -109,6 +109,10 @@ struct TokenGradients {
       row[r].gate = p.gate_of(token, head);
     }
     load_left(dy, at[0], at[1], p.p, l);
+    if (more && l.c == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (at[r]) fetch_ahead(at[r] + p.p);
     to_half_rows(dy, unit, 7);
     row[0].dy_unit = unit[0], row[1].dy_unit = unit[1];
   }
@@ -290,10 +294,12 @@ __global__ void __launch_bounds__(kFedThreads, 1)
     const int mine = tile.seen(begin, p.run), all = visits(tile);
     rows.open(p, tile, begin + row0, NT == 1 ? 0 : group, l);
     for (int head = first; head < last; ++head) {
-      if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
-          changes(head, p.c_heads))
-        rows.load_vectors(p, head, s, l);
-      rows.load_head(p, u, head, l);
+      if (mine > 0) {  // else the sums are zero
+        if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
+            changes(head, p.c_heads))
+          rows.load_vectors(p, head, s, l);
+        rows.load_head(p, u, head, head + 1 < last, l);
+      }
       for (int i = 0; i < all; ++i, place.next()) {
         place.wait_full(s.ring);
         if (i < mine)
