@@ -46,6 +46,20 @@ struct CentredSums {
   float between[2][64];     // δ in two factors: on its own it may be no float
 };
 
+// Where a thread stands, worked out anew: it need not stay in registers between steps.
+struct Place {
+  int warp;  // of its group
+  Lane l;
+
+  __device__ __forceinline__ Place() {
+    int thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    const int lane = thread & 31;
+    warp = thread >> 5 & 3;
+    l.g = lane >> 2, l.c = lane & 3;
+    l.low = lane & 7, l.odd = lane >> 3 & 1, l.high = lane >> 4;
+  }
+};
 // Where the two groups of four warps, each on a way of its own, wait for one another; and where the
 // warps of one group do.
 __device__ __forceinline__ void meet() { barrier_wait<kFastThreads>(2); }
@@ -241,14 +255,22 @@ __device__ __forceinline__ void multiply_centred(float (&x)[8][4], const Swizzle
         if (n / 4 != warp / 2) x[n][e] = y[n][e];
   }
 }
-// Keeps what `wanted(row, column)` admits; selected, since what is left out may be huge.
-template <class F>
-__device__ __forceinline__ void mask(float (&x)[8][4], int m0, const Lane& l, F&& wanted) {
+// Which part of a square of scores is kept: selected, since what is left out may be huge.
+enum class Triangle { lower, below, upper, above };  // with the diagonal or without it
+template <Triangle PART>
+__device__ __forceinline__ void keep(float (&x)[8][4], int m0, const Lane& l) {
+  const int row = m0 + l.g - 2 * l.c;  // less the lane's column
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-      if (!wanted(m0 + l.g + 8 * (e >> 1), 8 * n + 2 * l.c + (e & 1))) x[n][e] = 0.f;
+    for (int e = 0; e < 4; ++e) {
+      const int column = 8 * n + (e & 1) - 8 * (e >> 1);
+      const bool kept = PART == Triangle::lower   ? column <= row
+                        : PART == Triangle::below ? column < row
+                        : PART == Triangle::upper ? column >= row
+                                                  : column > row;
+      x[n][e] = kept ? x[n][e] : 0.f;
+    }
 }
 
 // The operands of the scans and, FORWARD, scores, inverse and the parts that need no state.

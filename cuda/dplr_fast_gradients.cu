@@ -79,15 +79,16 @@ __device__ __forceinline__ void write_carry(GradientShared& s) {
 
 // dV of the warp's 16 tokens, from the transposed scores.
 template <int HALVES>
-__device__ __forceinline__ void value_gradient(GradientShared& s, int warp, const Lane& l) {
-  const int m0 = 16 * warp;
+__device__ __forceinline__ void value_gradient(GradientShared& s, const Place& at) {
+  const Lane& l = at.l;
+  const int warp = at.warp, m0 = 16 * warp;
   float x[8][4];
   unsigned rk[4][4], ak[4][4], kept[4][4];
   multiply_centred<HALVES>(x, s.in.k, s.in.r, s.centred, warp, l);
-  mask(x, m0, l, [](int j, int i) { return i >= j; });
+  keep<Triangle::upper>(x, m0, l);
   values_as_left(rk, x);
   multiply_centred<HALVES>(x, s.in.k, s.in.a, s.centred, warp, l);
-  mask(x, m0, l, [](int j, int i) { return i > j; });
+  keep<Triangle::above>(x, m0, l);
   values_as_left(ak, x);
   load_scaled(kept, s.in.k, m0, l, [&](float2 v, int c) {
     return times(v, *reinterpret_cast<const float2*>(s.centred.to_end[warp >> 1] + c));
@@ -110,7 +111,9 @@ struct Side {
   unsigned first[4][4], second[4][4];  // dP_v and dM_v; dP_y and dM_y
 
   // By rows: scores with V; dO S and Z S, decayed from the start to the first centre.
-  __device__ __forceinline__ void rows(const GradientShared& s, int warp, const Lane& l) {
+  __device__ __forceinline__ void rows(const GradientShared& s, const Place& at) {
+    const Lane& l = at.l;
+    const int warp = at.warp;
     scores(s, s.values.v, warp, l);
     warpgroup_begin();
     multiply_tiles<true, Inner::last, Inner::first>(x, s.values.d_o, s.values.state, warp);
@@ -118,7 +121,9 @@ struct Side {
     finish_state(s.centred.from_start[0], l);
   }
   // By columns: scores with Y; V Dᵀ and Y Dᵀ, decayed from the last centre to the end.
-  __device__ __forceinline__ void columns(GradientShared& s, int warp, const Lane& l) {
+  __device__ __forceinline__ void columns(GradientShared& s, const Place& at) {
+    const Lane& l = at.l;
+    const int warp = at.warp;
     scores(s, s.values.y, warp, l);
     warpgroup_begin();
     multiply_tiles<true, Inner::last, Inner::first>(x, s.values.v, s.values.dstate, warp);
@@ -129,10 +134,10 @@ struct Side {
   __device__ __forceinline__ void scores(const GradientShared& s, const SwizzledTile& values,
                                          int warp, const Lane& l) {
     score(s.values.d_o, values, warp);
-    mask(x, 16 * warp, l, [](int i, int j) { return j <= i; });
+    keep<Triangle::lower>(x, 16 * warp, l);
     values_as_left(first, x);
     score(s.values.z, values, warp);
-    mask(x, 16 * warp, l, [](int i, int j) { return j < i; });
+    keep<Triangle::below>(x, 16 * warp, l);
     values_as_left(second, x);
   }
   __device__ __forceinline__ void score(const SwizzledTile& left, const SwizzledTile& values,
@@ -209,23 +214,34 @@ struct Side {
     scale_between(x, s.centred, l);
     scale_between(y, s.centred, l);
   }
-  __device__ __forceinline__ void add_to_rows(const GradientShared& s, int warp, const Lane& l) {
+  __device__ __forceinline__ void add_to_rows(const GradientShared& s, const Place& at) {
+    const Lane& l = at.l;
+    const int warp = at.warp;
     if constexpr (HALVES == 1) return add_rows<0, 4>(s, warp);
     add_rows<0, 2>(s, warp);
     cross(s, warp, 1, l);
     add_rows<2, 4>(s, warp);
   }
-  __device__ __forceinline__ void add_to_columns(const GradientShared& s, int warp, const Lane& l) {
+  __device__ __forceinline__ void add_to_columns(const GradientShared& s, const Place& at) {
+    const Lane& l = at.l;
+    const int warp = at.warp;
     if constexpr (HALVES == 1) return add_columns<0, 4>(s, warp);
     add_columns<2, 4>(s, warp);
     cross(s, warp, 0, l);
     add_columns<0, 2>(s, warp);
   }
 
+  __device__ __forceinline__ void put_scores(SwizzledTile& p, SwizzledTile& m,
+                                             const Place& at) const {
+    put_rows(p, first, 16 * at.warp, at.l);
+    put_rows(m, second, 16 * at.warp, at.l);
+    publish_tiles();
+  }
+
   // R∘x_r and A∘x_a to the sums; then dr and da in place of R and A.
-  __device__ __forceinline__ void finish_rows(GradientShared& s, float scale, int warp,
-                                              const Lane& l) {
-    const int m0 = 16 * warp;
+  __device__ __forceinline__ void finish_rows(GradientShared& s, float scale, const Place& place) {
+    const Lane& l = place.l;
+    const int m0 = 16 * place.warp;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -247,8 +263,9 @@ struct Side {
     put_rows(s.in.a, y, m0, l);
   }
   // dk and db in place of K and B; x keeps K∘x_k + B∘x_b.
-  __device__ __forceinline__ void finish_columns(GradientShared& s, int warp, const Lane& l) {
-    const int m0 = 16 * warp;
+  __device__ __forceinline__ void finish_columns(GradientShared& s, const Place& place) {
+    const Lane& l = place.l;
+    const int m0 = 16 * place.warp;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -267,8 +284,9 @@ struct Side {
     put_rows(s.in.k, first, m0, l);
     put_rows(s.in.b, second, m0, l);
   }
-  __device__ __forceinline__ void subtract_columns(GradientShared& s, int warp,
-                                                   const Lane& l) const {
+  __device__ __forceinline__ void subtract_columns(GradientShared& s, const Place& at) const {
+    const Lane& l = at.l;
+    const int warp = at.warp;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -308,35 +326,30 @@ __device__ __forceinline__ void write_decay_gradients(const FastProblem& p, Grad
 
 // The ways of the two groups through steps 2 to 5.
 template <int HALVES>
-__device__ __forceinline__ void rows_way(GradientShared& s, float scale, int warp, const Lane& l) {
+__device__ __forceinline__ void rows_way(GradientShared& s, float scale) {
   Side<HALVES> side;
-  side.rows(s, warp, l);
+  side.rows(s, Place());
   meet();
-  put_rows(s.scores.pv, side.first, 16 * warp, l);
-  put_rows(s.scores.mv, side.second, 16 * warp, l);
-  publish_tiles();
+  side.put_scores(s.scores.pv, s.scores.mv, Place());
   meet();
-  side.add_to_rows(s, warp, l);
+  side.add_to_rows(s, Place());
   meet();
-  side.finish_rows(s, scale, warp, l);
+  side.finish_rows(s, scale, Place());
   meet();
 }
 template <int HALVES>
-__device__ __forceinline__ void columns_way(GradientShared& s, bool values, int warp,
-                                            const Lane& l) {
-  if (values) value_gradient<HALVES>(s, warp, l);
+__device__ __forceinline__ void columns_way(GradientShared& s, bool values) {
+  if (values) value_gradient<HALVES>(s, Place());
   Side<HALVES> side;
-  side.columns(s, warp, l);
+  side.columns(s, Place());
   meet();
-  put_rows(s.scores.py, side.first, 16 * warp, l);
-  put_rows(s.scores.my, side.second, 16 * warp, l);
-  publish_tiles();
+  side.put_scores(s.scores.py, s.scores.my, Place());
   meet();
-  side.add_to_columns(s, warp, l);
+  side.add_to_columns(s, Place());
   meet();
-  side.finish_columns(s, warp, l);
+  side.finish_columns(s, Place());
   meet();
-  side.subtract_columns(s, warp, l);
+  side.subtract_columns(s, Place());
 }
 
 // Block (head, chunk − first) of two warpgroups, rows and columns. 1 what there is, centred. 2 dV;
@@ -345,8 +358,7 @@ __device__ __forceinline__ void columns_way(GradientShared& s, bool values, int 
 template <int HALVES>
 __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p, int64_t first) {
   auto& s = swizzled_shared<GradientShared>();
-  const Lane l;
-  const int hv = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
+  const int hv = int(blockIdx.x);
   {
     const int64_t chunk = first + blockIdx.y;  // 1
     const Span span = span_of(p, chunk);
@@ -362,9 +374,9 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
   __syncthreads();
   write_carry(s);
   if (threadIdx.x < kFastThreads / 2)
-    rows_way<HALVES>(s, p.scale, warp, l);
+    rows_way<HALVES>(s, p.scale);
   else
-    columns_way<HALVES>(s, p.dv != nullptr, warp, l);
+    columns_way<HALVES>(s, p.dv != nullptr);
   __syncthreads();
   const Span span = s.span;
   const TilePlace at;  // 6

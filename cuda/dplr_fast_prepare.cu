@@ -78,7 +78,7 @@ __device__ __forceinline__ void inverse_way(const FastProblem& p, PrepareShared&
                                             int rows, int warp, const Lane& l) {
   float x[8][4];
   multiply_centred<HALVES>(x, s.in.a, s.in.b, s.sums, warp, l);
-  mask(x, 16 * warp, l, [](int i, int j) { return j < i; });
+  keep<Triangle::below>(x, 16 * warp, l);
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -108,18 +108,17 @@ template <int HALVES>
 __device__ __forceinline__ void values_way(const FastProblem& p, const PrepareShared& s, Span span,
                                            int64_t chunk, int64_t row, int hv, int warp,
                                            const Lane& l) {
-  const auto lower = [](int i, int j) { return j <= i; };
   const int m0 = 16 * warp, rows = span.rows, v = p.value_dim;
   float x[8][4];
   multiply_centred<HALVES>(x, s.in.r, s.in.b, s.sums, warp, l);
-  mask(x, m0, l, lower);
+  keep<Triangle::lower>(x, m0, l);
   store_rows(p.scores + row * kChunk, kChunk, x, rows, kChunk, warp, l);
   multiply_centred<HALVES>(x, s.in.a, s.in.k, s.sums, warp, l);
-  mask(x, m0, l, [](int i, int j) { return j < i; });
+  keep<Triangle::below>(x, m0, l);
   multiply_values(x, s);
   store_rows(p.y0 + row * v, v, x, rows, v, warp, l);
   multiply_centred<HALVES>(x, s.in.r, s.in.k, s.sums, warp, l);
-  mask(x, m0, l, lower);
+  keep<Triangle::lower>(x, m0, l);
   multiply_values(x, s);
   store_rows(p.out + p.value_at(span.first, hv), p.value_stride(), x, rows, v, warp, l);
   multiply_added<HALVES>(x, s, warp, l);
