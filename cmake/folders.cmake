@@ -12,6 +12,7 @@ set(EBB_MODEL_SOURCES
   models/config_attention.cpp
   models/config_reader.cpp
   models/dart.cpp
+  models/decay_study.cpp
   models/delta.cpp
   models/delta_channel.cpp
   models/gla.cpp

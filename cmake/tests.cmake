@@ -2,6 +2,7 @@
 set(EBB_UNIT_TESTS
   trainer_test.cpp
   dart_test.cpp
+  attention_models_test.cpp
   mamba2_test.cpp
   rwkv7_test.cpp
   models_test.cpp

@@ -263,9 +263,9 @@ void check_foreign(ConfigReader* r, const ModelConfig& c) {
 }  // namespace
 
 const std::vector<std::string>& model_types() {
-  static const std::vector<std::string> types = {"gated_deltanet", "kda",    "gdn2",       "mamba2",
-                                                 "dart",           "rwkv7",  "gla",        "hgrn2",
-                                                 "lightnet",       "retnet", "transformer"};
+  static const std::vector<std::string> types = {
+      "gated_deltanet", "kda",      "gdn2",   "mamba2",      "dart",       "rwkv7", "gla",
+      "hgrn2",          "lightnet", "retnet", "transformer", "decay_study"};
   return types;
 }
 
@@ -378,9 +378,9 @@ json ModelConfig::to_json() const {
 }
 
 std::vector<std::string> preset_names() {
-  return {"gdn-100m",   "kda-100m",      "gdn2-100m",   "mamba2-100m", "dart-100m",
-          "dart-130m",  "dart-370m",     "dart-780m",   "rwkv7-100m",  "gla-100m",
-          "hgrn2-100m", "lightnet-100m", "retnet-100m", "llama-100m"};
+  return {"gdn-100m",    "kda-100m",   "gdn2-100m",  "mamba2-100m", "dart-100m",  "dart-130m",
+          "dart-370m",   "dart-780m",  "rwkv7-100m", "gla-100m",    "hgrn2-100m", "lightnet-100m",
+          "retnet-100m", "llama-100m", "dlt-160m",   "dlt-410m",    "dlt-1p45b"};
 }
 
 namespace {
@@ -409,6 +409,8 @@ ModelConfig preset(const std::string& name) {
   if (name.starts_with("dart-") && std::find(all.begin(), all.end(), name) != all.end())
     return dart_preset(name);
   if (name == "rwkv7-100m") return rwkv7_defaults();
+  if (name.starts_with("dlt-") && std::find(all.begin(), all.end(), name) != all.end())
+    return decay_study_preset(name);
   if (name == "llama-100m") return attention_defaults("transformer");
   if (const std::string type = name.substr(0, name.find('-'));
       name == type + "-100m" && type != "transformer" && is_attention_model(type))

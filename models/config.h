@@ -9,6 +9,15 @@
 
 namespace ebb {
 
+// How a model of the decay study makes its decays (models/decay_study.h).
+struct DecayConfig {
+  std::string type = "simple";
+  bool by_channel = true;   // "granularity": vector or scalar
+  bool share = false;       // the key is what the decay leaves
+  double threshold = 0.99;  // p of simple
+  bool scaled = false;      // "gla_rule": scaled, logsigmoid(u/16), or root, logsigmoid(u)/16
+};
+
 struct ModelConfig {
   std::string model_type = "gated_deltanet";
   int64_t vocab_size = 32000;
@@ -57,6 +66,10 @@ struct ModelConfig {
   std::optional<int64_t> window_size = {};
   double rope_theta = 10000;
   int64_t max_position_embeddings = 4096;  // kept, not a limit
+  // decay_study
+  DecayConfig decay = {};
+  std::string rpe = "none";            // or rope
+  std::string token_mixer = "linear";  // or dplr
 
   // rwkv7 (gate_low_rank_dim also of gla, lightnet): ranks of low-rank products; norms of LayerNorm
   // kind

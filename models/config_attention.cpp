@@ -37,14 +37,22 @@ int64_t ModelConfig::gla_value_width() const {
 }
 
 bool is_attention_model(const std::string& model_type) {
-  return is_any(model_type, {"gla", "hgrn2", "lightnet", "retnet", "transformer"});
+  return is_any(model_type, {"gla", "hgrn2", "lightnet", "retnet", "transformer", "decay_study"});
 }
 
 ModelConfig attention_defaults(const std::string& model_type) {
   ModelConfig c;
   c.model_type = model_type;
   c.use_short_conv = false;
-  if (model_type == "transformer") {
+  if (model_type == "decay_study") {
+    c.hidden_size = 768;
+    c.num_hidden_layers = 12;
+    c.num_heads = 6;
+    c.intermediate_size = 2048;
+    c.vocab_size = 50432;
+    c.norm_eps = 1e-5;
+    c.weight_init = "zero_branches";
+  } else if (model_type == "transformer") {
     c.num_hidden_layers = 21;
     c.num_heads = 8;
   } else if (model_type == "retnet") {
@@ -61,6 +69,49 @@ ModelConfig attention_defaults(const std::string& model_type) {
   }
   return c;
 }
+
+namespace {
+
+const std::vector<std::string> kDecayTypes = {
+    "mamba2", "mamba2_noA", "mamba2_noDelta", "mamba2_noA_noDelta",
+    "gla",    "hgrn2",      "lightnet",       "lssp",
+    "tnl",    "tnl_l",      "simple"};
+
+// One of the words, by name.
+void read_word(ConfigReader* r, const char* key, const std::vector<std::string>& words,
+               std::string* out) {
+  int index = int(std::find(words.begin(), words.end(), *out) - words.begin());
+  r->choice(key, words, &index);
+  *out = words[size_t(index)];
+}
+
+void read_decay_fields(ConfigReader* r, ModelConfig* c) {
+  ConfigReader d = r->object("decay");
+  read_word(&d, "type", kDecayTypes, &c->decay.type);
+  const bool fixed = c->decay.type == "tnl" || c->decay.type == "tnl_l";
+  std::string granularity = fixed ? "scalar" : "vector", rule = "root";
+  read_word(&d, "granularity", {"vector", "scalar"}, &granularity);
+  read_word(&d, "gla_rule", {"root", "scaled"}, &rule);
+  c->decay.by_channel = granularity == "vector";
+  c->decay.scaled = rule == "scaled";
+  d.read("share", &c->decay.share);
+  d.read("threshold", &c->decay.threshold);
+  if (fixed && c->decay.by_channel)
+    d.error("granularity", "tnl has one decay per head; want scalar");
+  if (c->decay.share && (!c->decay.by_channel || fixed || c->decay.type.starts_with("mamba2_")))
+    d.error("share",
+            "true is for a decay per channel of mamba2, gla, hgrn2, lightnet, lssp, simple");
+  if (!(c->decay.threshold > 0 && c->decay.threshold < 1))
+    d.error("threshold", fmt::format("must lie between 0 and 1, got {}", c->decay.threshold));
+  d.close();
+  read_word(r, "rpe", {"none", "rope"}, &c->rpe);
+  read_word(r, "token_mixer", {"linear", "dplr"}, &c->token_mixer);
+  read_word(r, "weight_init", {"zero_branches", "fla"}, &c->weight_init);
+  if (c->decay.share && (c->rpe != "none" || c->token_mixer != "linear"))
+    r->error("rpe", "a shared key goes with rpe none and token_mixer linear only");
+}
+
+}  // namespace
 
 void read_attention_fields(ConfigReader* r, ModelConfig* c) {
   *c = attention_defaults(c->model_type);
@@ -79,7 +130,9 @@ void read_attention_fields(ConfigReader* r, ModelConfig* c) {
   if (c->model_type == "gla") r->read("gate_logit_normalizer", &c->gate_logit_normalizer);
   if (has_rank(*c)) r->read("gate_low_rank_dim", &c->gate_low_rank_dim);
   if (c->model_type == "hgrn2") r->read("use_lower_bound", &c->use_lower_bound);
-  if (c->model_type == "transformer") {
+  if (c->model_type == "decay_study") {
+    read_decay_fields(r, c);
+  } else if (c->model_type == "transformer") {
     r->read("num_kv_heads", &c->num_kv_heads);
     r->read("qk_norm", &c->qk_norm);
     r->read("qkv_bias", &c->qkv_bias);
@@ -111,7 +164,11 @@ void validate_attention(ConfigReader* r, const ModelConfig& c) {
     per_head("expand_k", double(c.hidden_size) * c.expand_k, c.model_type == "retnet");
     per_head("expand_v", double(c.hidden_size) * c.expand_v, false);
   } else {
-    per_head("num_heads", double(c.hidden_size), c.model_type == "transformer");
+    per_head("num_heads", double(c.hidden_size),
+             c.model_type == "transformer" || c.model_type == "decay_study");
+    if (c.model_type == "decay_study" && c.rpe == "rope" && c.decay.by_channel &&
+        c.hidden_size > 128 * c.num_heads)
+      r->error("rpe", "rope doubles the keys of a decay per channel; want heads of at most 128");
   }
   if (has_ratio(c)) within(r, "expand_ratio", c.expand_ratio, 256);
   if (has_rank(c)) within(r, "gate_low_rank_dim", c.gate_low_rank_dim, kMost);
@@ -133,7 +190,7 @@ void check_foreign_attention(ConfigReader* r, const ModelConfig& c) {
     if (const json given = r->raw(key); !given.is_null() && given != want)
       r->error(key, fmt::format("{} is not supported", given.dump()));
   };
-  if (c.model_type == "transformer") return;
+  if (c.model_type == "transformer" || c.model_type == "decay_study") return;
   if (has_expansion(c)) {
     only("num_kv_heads", c.num_heads);
     only("feature_map", json());
@@ -158,7 +215,16 @@ void write_attention_fields(json* out, const ModelConfig& c) {
   if (c.model_type == "gla") j["gate_logit_normalizer"] = c.gate_logit_normalizer;
   if (has_rank(c)) j["gate_low_rank_dim"] = c.gate_low_rank_dim;
   if (c.model_type == "hgrn2") j["use_lower_bound"] = c.use_lower_bound;
-  if (c.model_type == "transformer") {
+  if (c.model_type == "decay_study") {
+    j["decay"] = {{"type", c.decay.type},
+                  {"granularity", c.decay.by_channel ? "vector" : "scalar"},
+                  {"share", c.decay.share},
+                  {"threshold", c.decay.threshold},
+                  {"gla_rule", c.decay.scaled ? "scaled" : "root"}};
+    j["rpe"] = c.rpe;
+    j["token_mixer"] = c.token_mixer;
+    j["weight_init"] = c.weight_init;
+  } else if (c.model_type == "transformer") {
     j["num_kv_heads"] = or_null(c.num_kv_heads);
     j["qk_norm"] = c.qk_norm;
     j["qkv_bias"] = c.qkv_bias;
@@ -172,10 +238,21 @@ void write_attention_fields(json* out, const ModelConfig& c) {
   j["intermediate_size"] = or_null(c.intermediate_size);
 }
 
+ModelConfig decay_study_preset(const std::string& name) {
+  ModelConfig c = attention_defaults("decay_study");
+  if (name == "dlt-160m") return c;
+  c.hidden_size = name == "dlt-410m" ? 1024 : 2048;
+  c.num_hidden_layers = 24;
+  c.num_heads = c.hidden_size / 128;
+  c.intermediate_size = name == "dlt-410m" ? 2816 : 5632;
+  return c;
+}
+
 std::string attention_architecture(const std::string& model_type) {
   if (model_type == "gla") return "GLAForCausalLM";
   if (model_type == "hgrn2") return "HGRN2ForCausalLM";
   if (model_type == "lightnet") return "LightNetForCausalLM";
+  if (model_type == "decay_study") return "DecayStudyForCausalLM";
   return model_type == "retnet" ? "RetNetForCausalLM" : "TransformerForCausalLM";
 }
 

@@ -1,5 +1,5 @@
 // The fields of the linear-attention and Transformer models in a config (models.md 14.1): gla,
-// hgrn2, lightnet, retnet, transformer.
+// hgrn2, lightnet, retnet, transformer, decay_study.
 #pragma once
 #include "models/config.h"
 #include "models/config_reader.h"
@@ -9,6 +9,7 @@ namespace ebb {
 bool is_attention_model(const std::string& model_type);
 // The sizes of a model of about 100M parameters, "gla-100m" and so on.
 ModelConfig attention_defaults(const std::string& model_type);
+ModelConfig decay_study_preset(const std::string& name);  // dlt-160m, dlt-410m, dlt-1p45b
 void read_attention_fields(ConfigReader* r, ModelConfig* c);
 void validate_attention(ConfigReader* r, const ModelConfig& c);
 // Fields of foreign configs that change what is computed and have one supported value.

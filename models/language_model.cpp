@@ -3,6 +3,7 @@
 #include "autograd/tape.h"
 #include "models/calibrate.h"
 #include "models/dart.h"
+#include "models/decay_study.h"
 #include "models/delta.h"
 #include "models/delta_channel.h"
 #include "models/gla.h"
@@ -137,11 +138,13 @@ LanguageModel::Body::Body(const ModelConfig& config)
     : embeddings(config.vocab_size, config.hidden_size),
       norm(config.hidden_size, config.norm_eps, norm_kind(config), norm_bias(config)) {
   register_module("embeddings", embeddings);
-  if (config.model_type == "hgrn2" && config.use_lower_bound) {
+  const bool study = config.model_type == "decay_study" && config.decay.type == "hgrn2";
+  if (study || (config.model_type == "hgrn2" && config.use_lower_bound)) {
+    const int64_t bounds = !study                    ? config.num_heads * config.expand_ratio
+                           : config.decay.by_channel ? config.hidden_size
+                                                     : config.num_heads;
     lower_bounds = register_parameter(
-        "lower_bounds",
-        Tensor::zeros({config.num_hidden_layers, config.num_heads * config.expand_ratio}),
-        WeightDecay::off);
+        "lower_bounds", Tensor::zeros({config.num_hidden_layers, bounds}), WeightDecay::off);
     lower_bounds.keep_f32();
   }
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
@@ -273,6 +276,7 @@ std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer,
   if (type == "gla") return std::make_unique<Gla>(config);
   if (type == "hgrn2") return std::make_unique<Hgrn2>(config, layer, lower_bounds);
   if (type == "lightnet") return std::make_unique<LightNet>(config);
+  if (type == "decay_study") return std::make_unique<DecayStudy>(config, layer, lower_bounds);
   if (type == "retnet") return std::make_unique<RetNet>(config);
   if (type == "transformer") return std::make_unique<SoftmaxAttention>(config);
   if (config.model_type == "kda") return std::make_unique<ChannelDeltaNet>(config, DeltaGates::kda);
@@ -290,6 +294,7 @@ std::unique_ptr<LanguageModel> make_model(const ModelConfig& config) {
 }
 
 void init_weights(LanguageModel& model, uint64_t seed) {
+  if (model.config().model_type == "decay_study") return init_decay_study_weights(model, seed);
   if (model.config().is_rwkv7()) return init_rwkv7_weights(model, seed);
   if (model.config().is_mamba2()) {
     init_mamba2_weights(model, seed);

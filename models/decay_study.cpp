@@ -1,0 +1,280 @@
+#include "models/decay_study.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "models/calibrate.h"
+#include "models/heads.h"
+#include "ops/decay_gate.h"
+#include "ops/delta_rule.h"
+#include "ops/delta_rule_channel.h"
+#include "ops/elementwise.h"
+#include "ops/forget_gate.h"
+#include "ops/gated_linear_attention.h"
+#include "ops/gated_rms_norm.h"
+#include "ops/l2_norm.h"
+#include "ops/log_cumsum_exp.h"
+#include "ops/matmul.h"
+#include "ops/reduce.h"
+#include "ops/rotary.h"
+#include "ops/sigmoid_gate.h"
+#include "ops/softmax.h"
+#include "tensor/check.h"
+#include "tensor/random.h"
+
+namespace ebb {
+namespace {
+
+constexpr double kSlowest = -1e-6;  // a trained decay stays one
+
+// TNL's decays of a layer: slower from head to head, and faster in early layers.
+std::vector<double> fixed_decays(int64_t layer, int64_t layers, int64_t heads) {
+  std::vector<double> g;
+  const double depth = layers > 1 ? double(layer) / double(layers - 1) : 0;
+  for (int64_t h = 0; h < heads; ++h) {
+    const double n = 2 * std::pow(128.0, heads > 1 ? double(h) / double(heads - 1) : 0);
+    g.push_back(-(1 - depth + 1e-5) / n);
+  }
+  return g;
+}
+
+}  // namespace
+
+bool DecayStudy::running_sum() const { return decay_.type == "lightnet" || decay_.type == "lssp"; }
+bool DecayStudy::fixed() const { return decay_.type == "tnl" || decay_.type == "tnl_l"; }
+
+DecayStudy::DecayStudy(const ModelConfig& c, int64_t layer, const Parameter& lower_bounds)
+    : decay_(c.decay),
+      delta_(c.token_mixer == "dplr"),
+      rope_(c.rpe == "rope"),
+      layer_(layer),
+      heads_(c.num_heads),
+      width_(c.hidden_size),
+      rank_(c.hidden_size / c.num_heads),
+      eps_(c.norm_eps),
+      lower_bounds_(lower_bounds) {
+  const int64_t d = width_, decays = decay_.by_channel ? d : heads_;
+  const bool logits = !fixed() && !decay_.share;
+  std::vector<FusedPart> parts = {{"q_proj.weight", {d, d}},
+                                  {"k_proj.weight", {d, d}},
+                                  {"v_proj.weight", {d, d}},
+                                  {"g_proj.0.weight", {rank_, d}}};
+  if (logits && decay_.by_channel) parts.push_back({"f_proj.0.weight", {rank_, d}});
+  if (logits && !decay_.by_channel) parts.push_back({"f_proj.weight", {heads_, d}});
+  if (delta_) parts.push_back({"b_proj.weight", {heads_, d}});
+  input_ = register_fused(parts, 8);
+  gate_ = register_parameter("g_proj.1.weight", Tensor::zeros({d, rank_}));
+  if (logits && decay_.by_channel)
+    logits_ = register_parameter("f_proj.1.weight", Tensor::zeros({d, rank_}));
+  const auto vector = [&](const char* name, int64_t n) {
+    return register_parameter(name, Tensor::zeros({n}), WeightDecay::off);
+  };
+  const std::string& type = decay_.type;
+  if (type == "mamba2" || type == "mamba2_noDelta") A_log_ = vector("A_log", decays);
+  if (type == "mamba2" || type == "mamba2_noA") dt_bias_ = vector("dt_bias", decays);
+  if (type == "simple") offset_ = vector("delta", decays);
+  if (type == "tnl_l") offset_ = vector("decay", heads_);
+  if (fixed()) fixed_ = fixed_decays(layer, c.num_hidden_layers, heads_);
+  norm_ = register_parameter("o_norm.weight", Tensor::full({d}, 1), WeightDecay::off);
+  output_ = register_parameter("o_proj.weight", Tensor::zeros({d, d}));
+}
+
+struct DecayStudy::Projected {
+  Var q, v;    // [...,H,P]
+  Var k;       // [...,d], before its activation
+  Var logits;  // u [...,d] or [...,H]; undefined: none
+  Var gate;    // [...,d]
+  Var beta;    // [...,H], raw; undefined: none
+};
+
+DecayStudy::Projected DecayStudy::project(const Var& x) const {
+  std::vector<int64_t> widths = {width_, width_, width_, rank_};
+  const bool own = !fixed() && !decay_.share;
+  if (own) widths.push_back(decay_.by_channel ? rank_ : heads_);
+  if (delta_) widths.push_back(heads_);
+  const auto p = columns_of(linear(x, input_.var()), widths);
+  Var logits;
+  if (own) logits = decay_.by_channel ? linear(p[4], logits_.var()) : p[4];
+  if (decay_.share) logits = p[1];
+  return {in_heads(silu(p[0]), heads_), in_heads(p[2], heads_),         p[1], logits,
+          linear(p[3], gate_.var()),    delta_ ? p[own ? 5 : 4] : Var()};
+}
+
+struct DecayStudy::Decayed {
+  Var g;     // [...,H,P] or [...,H]
+  Var k;     // [...,H,P]; undefined: 1 − e^g
+  Tensor z;  // of a running sum
+};
+
+// [...,H]
+Var DecayStudy::head_decays(const Shape& lead, DType activations, Device device) const {
+  const DType wide = accumulate_type(activations);
+  Var g = decay_.type == "tnl_l" ? clamp(offset_.var(), -1e30, kSlowest)
+                                 : Var(Tensor::from(fixed_, {heads_}).to(wide, device));
+  Shape ones, all = lead;
+  for (int i = 0; i < lead.size(); ++i) ones.push_back(1);
+  ones.push_back(heads_), all.push_back(heads_);
+  return expand(reshape(g, ones), all);
+}
+
+DecayStudy::Decayed DecayStudy::decay(const Projected& p, const Var& z0, const SeqLayout& layout,
+                                      bool final) const {
+  const std::string& type = decay_.type;
+  const Var& u = p.logits;
+  Decayed d;
+  if (!decay_.share) d.k = in_heads(silu(p.k), heads_);
+  if (fixed()) {
+    d.g = head_decays(p.gate.shape().first(p.gate.dim() - 1), p.gate.dtype(),
+                      p.gate.value().device());
+    return d;
+  }
+  const DType wide = accumulate_type(u.dtype());
+  const int64_t decays = u.shape().back();
+  if (type == "simple") {
+    d.g = forget_gate(u, {.bias = offset_.var()});
+  } else if (type == "gla") {
+    d.g = decay_.scaled ? forget_gate(mul(u, 1.0 / 16)) : forget_gate(u, {.divisor = 16});
+  } else if (type == "hgrn2") {
+    Var bound;
+    if (layer_ > 0)
+      bound = sum(slice(softmax(transpose(lower_bounds_.var(), 0, 1)), 1, 1, layer_ + 1), {1});
+    d.g = forget_gate(u, {.lower_bound = bound});
+  } else if (running_sum()) {
+    const Var v = type == "lssp" ? cast(log(softplus(cast(u, wide))), u.dtype()) : u;
+    const LogCumsumExp r = log_cumsum_exp(v, z0, {.want_final = final, .layout = layout});
+    d.g = r.g;
+    if (decay_.share) d.k = in_heads(r.k, heads_);
+    if (final) d.z = r.z.value();
+  } else if (decay_.share) {  // mamba2: the step itself is the key
+    const Var step = softplus(add(cast(u, wide), dt_bias_.var()));
+    d.g = neg(mul(exp(A_log_.var()), step));
+    d.k = in_heads(cast(step, u.dtype()), heads_);
+  } else {
+    const Var A_log =
+        A_log_.defined() ? A_log_.var() : Var(Tensor::zeros({decays}, wide, u.value().device()));
+    d.g = decay_gate(u, A_log, dt_bias_.defined() ? dt_bias_.var() : Var());
+  }
+  if (decay_.by_channel) d.g = in_heads(d.g, heads_);
+  return d;
+}
+
+// o [B,T,H,P]; ht, where it is wanted, the state after.
+Var DecayStudy::attend(const Projected& p, Decayed d, const Tensor& position, const Var& h0,
+                       const SeqLayout& layout, Tensor* ht) const {
+  Var q = p.q;
+  if (rope_) {
+    // A decay per channel commutes with no rotation; the cosine form keeps every channel apart.
+    const RotaryOptions turn{.form = decay_.by_channel ? RotaryForm::cosine : RotaryForm::rotate,
+                             .start = position ? position.to(q.value().device()) : Tensor(),
+                             .layout = layout};
+    q = rotary(q, turn), d.k = rotary(d.k, turn);
+    if (decay_.by_channel) d.g = concat({d.g, d.g}, 3);
+  }
+  if (delta_) {
+    const DeltaRuleOptions options{.scale = 1, .want_final_state = ht != nullptr, .layout = layout};
+    const Var k = l2_norm(d.k), beta = sigmoid_gate(p.beta, 2);
+    const DeltaRuleOutput r = decay_.by_channel
+                                  ? kda(q, k, p.v, d.g, beta, h0, options)
+                                  : gated_delta_rule(q, k, p.v, d.g, beta, h0, options);
+    if (ht) *ht = r.ht.value();
+    return r.o;
+  }
+  const LinearAttentionOutput r = gated_linear_attention(
+      q, d.k, p.v, d.g, h0, {.want_final_state = ht != nullptr, .layout = layout});
+  if (ht) *ht = r.ht.value();
+  return r.o;
+}
+
+Var DecayStudy::forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+                        MixerState* final) {
+  check(x.dim() == 3, "decay_study: x is {}, want [B,T,d]", x.shape());
+  const int64_t n = layout.count(x.size(0));
+  MixerState before = initial ? *initial : MixerState();
+  if (!initial && (running_sum() || final)) before = zero_state(n, x.dtype(), x.value().device());
+  const bool has = !before.tensors.empty();
+  const Projected p = project(x);
+  const Decayed d =
+      decay(p, running_sum() ? Var(before.tensors.at(1)) : Var(), layout, final != nullptr);
+  Tensor ht;
+  const Var o = attend(p, d, rope_ && has ? before.tensors.back() : Tensor(),
+                       initial ? Var(before.tensors.at(0)) : Var(), layout, final ? &ht : nullptr);
+  if (final) {
+    final->tensors = {ht};
+    if (running_sum()) final->tensors.push_back(d.z);
+    if (rope_)
+      final->tensors.push_back(
+          positions_after(before.tensors.back(), lengths_of(layout, x.size(0), x.size(1))));
+  }
+  const Var y =
+      gated_rms_norm(from_heads(o), p.gate, norm_.var(),
+                     {.eps = float(eps_), .act = GateAct::sigmoid, .order = GateOrder::gate_first});
+  return linear(y, output_.var());
+}
+
+Var DecayStudy::step(const Var& x, MixerState& state) {
+  const NoGrad off;
+  check(x.dim() == 2, "decay_study: x is {}, want [N,d]", x.shape());
+  MixerState after;
+  const Var y = forward(unsqueeze(x, 1), {}, &state, &after);
+  state = std::move(after);
+  return select(y, 1, 0);
+}
+
+MixerState DecayStudy::zero_state(int64_t n, DType activations, Device device) const {
+  const DType wide = accumulate_type(activations);
+  const int64_t keys = rope_ && decay_.by_channel ? 2 * rank_ : rank_;
+  MixerState s{{Tensor::zeros({n, heads_, keys, rank_}, wide, device)}};
+  if (running_sum())  // e^0 stands before the first token
+    s.tensors.push_back(Tensor::zeros({n, decay_.by_channel ? width_ : heads_}, wide, device));
+  if (rope_) s.tensors.push_back(Tensor::zeros({n}, DType::i64));
+  return s;
+}
+
+namespace {
+
+// N(0, std²) cut off at three standard deviations: what lies beyond is drawn again.
+void init_truncated_normal(const NamedParameter& p, uint64_t seed, double std) {
+  const Tensor drawn = Tensor::empty(p.shape, DType::f32), again = Tensor::empty_like(drawn);
+  fill_normal(drawn, {seed, name_hash(p.name)}, 0, std);
+  float *x = drawn.data<float>(), *y = again.data<float>();
+  const auto outside = [&](float v) { return std::abs(v) > 3 * std; };
+  for (uint64_t round = 1; std::any_of(x, x + drawn.numel(), outside); ++round) {
+    fill_normal(again, {seed, name_hash(p.name + "/" + std::to_string(round))}, 0, std);
+    for (int64_t i = 0; i < drawn.numel(); ++i)
+      if (outside(x[i])) x[i] = y[i];
+  }
+  p.value().copy_(drawn);
+}
+
+}  // namespace
+
+void init_decay_study_weights(LanguageModel& model, uint64_t seed) {
+  const ModelConfig& c = model.config();
+  const bool fla = c.weight_init == "fla";
+  const double p = c.decay.threshold;
+  for (const NamedParameter& named : model.named_parameters()) {
+    const auto is = [&](const char* end) { return named.name.ends_with(end); };
+    if (is("lower_bounds"))
+      named.value().fill_(1);
+    else if (is(".delta"))
+      named.value().fill_(std::log(p / (1 - p)));
+    else if (is("attn.decay")) {
+      const size_t at = named.name.find("layers.") + 7;
+      const int64_t layer = std::stoll(named.name.substr(at));
+      named.value().copy_(
+          Tensor::from(fixed_decays(layer, c.num_hidden_layers, c.num_heads), {c.num_heads}));
+    } else if (named.shape.size() == 1)
+      named.value().fill_(is("bias") ? 0 : 1);
+    else if (!fla && (is("attn.o_proj.weight") || is("mlp.down_proj.weight")))
+      named.value().fill_(0);
+    else if (fla)
+      init_normal(named, seed, c.initializer_range);
+    else
+      init_truncated_normal(named, seed, c.initializer_range);
+    named.parameter.refresh_shadow();
+  }
+  apply_random_gates(model, seed);
+}
+
+}  // namespace ebb
