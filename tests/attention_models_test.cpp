@@ -174,6 +174,7 @@ TEST(DecayStudy, InitialValues) {
       ++zero;
     } else if (p.shape.size() == 2) {
       for (double x : p.value().to_vector<double>()) ASSERT_LE(std::abs(x), 3 * 0.2 + 1e-6);
+      if (p.shape.numel() < 3000) continue;  // too few numbers for a spread within 5 %
       EXPECT_NEAR(euclidean_norm(p.value()) / std::sqrt(double(p.shape.numel())), 0.2 * 0.9866,
                   0.01)
           << p.name;
