@@ -87,6 +87,13 @@ TEST_F(BadInput, TrainRecipes) {
       {"train @/recipe.json --set model.num_hidden_layers=1000000000000", 1,
        "/model/num_hidden_layers: must be at most 10000"},
       {"train @/recipe.json --set model.model_type=gated_delta", 1, "did you mean gated_deltanet"},
+      {"train @/recipe.json --set 'model={\"model_type\": \"dart\", \"sma_chunk\": 0, "
+       "\"sma_sharedread\": true, \"state_size\": 512}'",
+       1,
+       "3 mistakes .*/model/state_size: must be at most 256, got 512.*/model/sma_chunk: must lie "
+       "in .*got 0.*/model/sma_sharedread: unknown; did you mean sma_shared_read"},
+      {"train @/recipe.json --set 'model={\"preset\": \"dart-130\"}'", 1, "did you mean dart-130m"},
+      {"train @/recipe.json --set 'model={\"model_type\": \"dartt\"}'", 1, "did you mean dart"},
       {"train @/recipe.json --set nothing", 1, "--set nothing: want path=value"},
       {"train @/recipe.json --set steps.deep=1", 1, "--set steps.deep=1"},
       {"train @/recipe.json --device gpu", 2, "device 'gpu'"},

@@ -57,6 +57,36 @@ std::string greedy_by_forward(const LanguageModel& model, std::vector<int64_t> i
   return text;
 }
 
+// A model whose state grows: prompts that end beside and on the borders of its runs of 8 tokens,
+// alone and side by side.
+TEST_F(Generate, DartWhateverStandsBeside) {
+  const auto model = small_model(9, "dart");
+  const Tokenizer bytes = Tokenizer::bytes();
+  save_model(at("model"), *model, &bytes);
+  std::string prompts;
+  std::vector<std::string> want;
+  for (const size_t n : {1, 2, 3, 7, 8, 9, 16, 29}) {
+    const std::string prompt = std::string("It was a dark and stormy night").substr(0, n);
+    prompts += json({{"prompt", prompt}}).dump() + "\n";
+    want.push_back(greedy_by_forward(*model, bytes.encode(prompt), 20));
+  }
+  write_file_atomically(at("p.jsonl"), prompts);
+  for (const char* batch : {"1", "3", "32"}) {
+    const CliResult r =
+        run("--max-new-tokens 20 --prompt-file " + at("p.jsonl") + " --batch " + batch);
+    ASSERT_EQ(r.code, 0) << r.err;
+    const std::vector<json> lines = lines_of(r.out);
+    ASSERT_EQ(lines.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      std::string text;
+      for (const int64_t id : lines[i]["tokens"]) text += bytes.token_bytes(id);
+      EXPECT_EQ(text, want[i]) << i << " of batches of " << batch;
+    }
+  }
+  EXPECT_EQ(run("--max-new-tokens 5 --prompt a --set sma_chunk=3").code, 0);
+  expect_error(run("--prompt a --set sma_chunk=0"), 1, "/sma_chunk: must lie in");
+}
+
 TEST_F(Generate, GreedyTextFromEveryKindOfPrompt) {
   const auto model = load_model(at("model"));
   for (const std::string prompt : {"a", "It", "It was a dark"}) {

@@ -40,7 +40,7 @@ class MqarCommand : public ::testing::Test {
            " --set data.mqar.vocab_size=32 --set 'data.mqar.pairs=[2,3]'"
            " --set 'data.mqar.test_pairs=[2,3]' --set data.mqar.examples=4096"
            " --set data.mqar.test_examples=200 --set length=16 --set sequences=32"
-           " --set optim.lr=1e-2 --set log_every=1 --set validate_every=0 --set steps=600"
+           " --set optim.lr=5e-3 --set log_every=1 --set validate_every=0 --set steps=600"
            " --set out=" +
            at(out) + " " + more;
   }

@@ -75,6 +75,8 @@ def arguments():
     size.add_argument("--epochs", type=int, default=4)
     size.add_argument("--batch", type=int, default=128, help="sequences of a step")
     size.add_argument("--test-examples", type=int, default=1000)
+    size.add_argument("--dtype", choices=["f32", "bf16"],
+                      help="of activations in training; default: bf16 on a GPU (scores are f32)")
     size.add_argument("--vocab-size", type=int, default=8192)
     size.add_argument("--chunk", type=int, default=16, help="S, tokens of a memory")
     size.add_argument("--order", choices=["listed", "mixed"], default="listed",
@@ -95,6 +97,8 @@ def arguments():
     if a.examples < a.batch:
         p.error(f"--examples {a.examples} are too few for one batch of {a.batch}")
     a.results = a.results or a.out / "results.json"
+    gpu = a.device.startswith("cuda") or (a.device == "auto" and shutil.which("nvidia-smi"))
+    a.dtype = a.dtype or ("bf16" if gpu else "f32")
     return a
 
 
@@ -103,7 +107,7 @@ def settings(a):
     return {"examples_per_segment": a.examples, "epochs": a.epochs, "batch": a.batch,
             "segments": "pairs = length/32, /16, /8, /4, " + a.order,
             "test_examples": a.test_examples, "vocab_size": a.vocab_size, "chunk": a.chunk,
-            "dtype": "f32"}
+            "dtype": a.dtype}
 
 
 def pairs_of(length):
@@ -170,7 +174,7 @@ def recipe_of(run, a, folder):
     recipe = json.loads((ROOT / f"recipes/mqar/{kind}-256.json").read_text())
     steps = a.epochs * 4 * (a.examples // a.batch)
     recipe.update(comment=f"tools/mqar_grid.py: {run.name}", steps=steps, sequences=a.batch,
-                  length=run["length"], seed=run["seed"], init={"seed": run["seed"]},
+                  length=run["length"], dtype=a.dtype, seed=run["seed"], init={"seed": run["seed"]},
                   log_every=max(1, steps // 50), checkpoint_every=0, keep_last=1, validate_every=0,
                   out=str(folder))
     recipe["model"].update(hidden_size=run["width"], state_size=run["state"],
