@@ -153,14 +153,14 @@ Rwkv7::Inputs Rwkv7::inputs(const Var& x, Var* shared, const Var& last, const Se
   const Var k = linear(m.out[2], key_.var());
   const Var rate =
       sigmoid(linear(linear(m.out[4], rate_.inner.var()), rate_.outer.var(), rate_.bias.var()));
-  const Var unit = l2_norm(heads(mul(k, key_scale_.var())));
+  const Var unit = as_input(l2_norm(heads(mul(k, key_scale_.var()))));  // normalised in f32
   const Var key = mul(k, add(mul(sub(rate, 1), rate_scale_.var()), 1));
   Inputs in{.r = heads(linear(m.out[0], receptance_.var())),
             .w = log_decay(m.out[1]),
             .k = heads(as_input(key)),
             .v = heads(values(m.out[3], shared)),
-            .a = as_input(neg(unit)),
-            .b = as_input(mul(unit, heads(rate))),
+            .a = neg(unit),
+            .b = mul(unit, heads(rate)),
             .gate = linear(sigmoid(linear(m.out[5], gate_.inner.var())), gate_.outer.var())};
   if (want_last) in.last = m.last.value();
   return in;
@@ -169,9 +169,9 @@ Rwkv7::Inputs Rwkv7::inputs(const Var& x, Var* shared, const Var& last, const Se
 // GroupNorm of o, (Σ r k r_k) v for the current token, gate, output projection.
 Var Rwkv7::finish(const Var& o, const Inputs& in) const {
   const Var normed = group_norm(flat(o), norm_.var(), norm_bias_.var(), heads_, float(eps_));
-  const Var weight = sum(mul(mul(in.r, in.k), bonus_.var()), -1, KeepDim::yes);
-  const Var y = mul(add(normed, flat(mul(weight, in.v))), in.gate);
-  return linear(cast(y, in.gate.dtype()), output_.var());
+  const Var own = sum(mul(mul(in.r, in.k), bonus_.var()), -1, KeepDim::yes);
+  const Var y = add(normed, flat(mul(cast(own, in.v.dtype()), in.v)));
+  return linear(mul(y, in.gate), output_.var());
 }
 
 Var Rwkv7::forward_sharing(const Var& x, Var* shared, const SeqLayout& layout,
