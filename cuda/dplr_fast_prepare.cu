@@ -129,7 +129,8 @@ __device__ __forceinline__ void values_way(const FastProblem& p, const PrepareSh
 // on its way. Without FORWARD only 1, and no tiles. No loop over chunks: what all have in common
 // would stay in registers.
 template <bool FORWARD, int HALVES>
-__global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p, int64_t first) {
+__global__ void __launch_bounds__(kFastThreads, HALVES == 1 ? 3 : 2)
+    prepare_kernel(FastProblem p, int64_t first) {
   auto& s = swizzled_shared<PrepareShared>();
   const Lane l;
   const int hv = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
