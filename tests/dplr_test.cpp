@@ -187,31 +187,40 @@ TEST_P(Dplr, AnyAlignment) {
 
 // B08, B10: more heads of sequences than one dimension of a grid holds.
 TEST_P(Dplr, ManyHeads) {
-  const Inputs in = rwkv_inputs(10923, 3, 6, 4, 4);
-  const std::vector<Tensor> all = run(in, DType::f32, device());
-  for (const int64_t first : {0, 10921}) {
-    Inputs some = in;
-    for (Tensor* t :
-         {&some.r, &some.w, &some.k, &some.v, &some.a, &some.b, &some.h0, &some.d_o, &some.dht})
-      *t = t->slice(0, first, first + 2);
-    const std::vector<Tensor> part = run(some, DType::f32, device());
-    for (size_t i = 0; i < part.size(); ++i)
-      EXPECT_TRUE(bitwise_equal(part[i], all[i].slice(0, first, first + 2).contiguous()))
-          << kNames[i] << ' ' << first;
-  }
+  struct Sizes {
+    int64_t batch, heads;
+  };
+  for (const DType dtype : dtypes())
+    for (const Sizes size : {Sizes{10923, 6}, Sizes{70000, 1}}) {
+      Inputs in = rwkv_inputs(size.batch, 2, size.heads, 8, 8);
+      in.options.lower_bound = -0.6066;
+      const std::vector<Tensor> all = run(in, dtype, device());
+      for (const int64_t first : {int64_t(0), size.batch - 2}) {
+        Inputs some = in;
+        for (Tensor* t :
+             {&some.r, &some.w, &some.k, &some.v, &some.a, &some.b, &some.h0, &some.d_o, &some.dht})
+          *t = t->slice(0, first, first + 2);
+        const std::vector<Tensor> part = run(some, dtype, device());
+        for (size_t i = 0; i < part.size(); ++i)
+          EXPECT_TRUE(bitwise_equal(part[i], all[i].slice(0, first, first + 2).contiguous()))
+              << kNames[i] << ' ' << first;
+      }
+    }
 }
 
 TEST_P(Dplr, RecomputationAndRerunsChangeNoBit) {
-  for (const DType dtype : dtypes()) {
-    Inputs in = rwkv_inputs(3, 200, 2, 64, 72);
-    const std::vector<Tensor> first = run(in, dtype, device());
-    for (const bool recompute : {false, true}) {
-      in.options.recompute = recompute;
-      const std::vector<Tensor> again = run(in, dtype, device());
-      for (size_t i = 0; i < first.size(); ++i)
-        EXPECT_TRUE(bitwise_equal(first[i], again[i])) << kNames[i] << recompute;
+  for (const DType dtype : dtypes())
+    for (const double bound : {0.0, -0.6066, -4.0}) {
+      Inputs in = rwkv_inputs(3, 200, 2, 64, 64, bound < -1 ? -4 : -0.6065);
+      in.options.lower_bound = bound;
+      const std::vector<Tensor> first = run(in, dtype, device());
+      for (const bool recompute : {false, true}) {
+        in.options.recompute = recompute;
+        const std::vector<Tensor> again = run(in, dtype, device());
+        for (size_t i = 0; i < first.size(); ++i)
+          EXPECT_TRUE(bitwise_equal(first[i], again[i])) << kNames[i] << recompute;
+      }
     }
-  }
 }
 
 // Chunks only change rounding, and so does the declared bound.
