@@ -86,6 +86,8 @@ __device__ __forceinline__ void give_registers() {
 }
 // First ids of the barriers, each between the 128 multiplying threads and some of the others.
 inline constexpr int kDone = 1, kFree = 4, kReady = 6, kFreeValues = 8;
+// Of all threads, each role in a loop of its own: not the barrier of __syncthreads().
+inline constexpr int kItemDone = 15;
 
 // A stage's arrivals: half of the fetching threads, and the bytes that one of them announces.
 __device__ __forceinline__ void expect_arrivals(uint64_t* arrived) {
