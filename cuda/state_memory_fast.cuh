@@ -316,6 +316,9 @@ struct TokenParts {
 void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
                      const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
                      const Tensor& on);
+void token_gradients_of_two_tiles(const FastProblem& p, const FastUpstream& u, int heads_per_item,
+                                  const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
+                                  const Tensor& on);
 // dΔ, f32 or bf16 [M,H,N,P].
 void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
                       const FastUpstream& u, const Tensor& dmemories);

@@ -324,13 +324,11 @@ __global__ void __launch_bounds__(kFedThreads, 1)
 void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
                      const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
                      const Tensor& on) {
-  const int64_t blocks = p.heads / heads_per_item;
-  visit_tiles(p.n, [&]<int NT>() {
-    const int64_t dense = ceil_div(p.tiles_per_row, NT == 1 ? 2 : 1) * p.cursor.count;
-    launch_persistent<TokenShared<NT>>(token_kernel<NT>, kFedThreads,
-                                       std::max(p.tiles, dense) * blocks, on, p, u, heads_per_item,
-                                       dq, de, dc);
-  });
+  if (p.n > 64) return token_gradients_of_two_tiles(p, u, heads_per_item, dq, de, dc, on);
+  const int64_t dense = ceil_div(p.tiles_per_row, 2) * p.cursor.count;
+  launch_persistent<TokenShared<1>>(token_kernel<1>, kFedThreads,
+                                    std::max(p.tiles, dense) * (p.heads / heads_per_item), on, p, u,
+                                    heads_per_item, dq, de, dc);
 }
 
 }  // namespace ebb::gpu::state_memory

@@ -1,0 +1,360 @@
+// State-memory attention on tensor cores: the gradients of the tokens' vectors where N takes two
+// tiles (cuda/state_memory_fast.cuh).
+#include "cuda/state_memory_fast.cuh"
+
+namespace ebb::gpu::state_memory {
+namespace {
+
+constexpr int kReaders = 8, kMultiplyThreads = 32 * kReaders;
+
+constexpr int NT = 2;
+
+struct TokenShared {
+  static constexpr int kStages = 4;
+  using Own = uint4[kMultiplyThreads];
+  MemoryRecord<NT> memory[kStages];
+  // Each thread's own part of c, q, e, dy and of the gradient of e: what registers cannot hold.
+  Own c[4 * NT], q[4 * NT], e[4], dy[4];
+  float4 de[8][kMultiplyThreads];
+  Ring<kStages, kReaders> ring;
+};
+
+// What a row of tokens needs besides its vectors.
+struct RowState {
+  int64_t token;  // −1: not there
+  int visible;
+  float logit_unit, lse, gate, through;  // base 2; R·dy
+  float q_unit, e_unit, dy_unit;         // of the f16 rows, the first two times 1/rms
+};
+
+// 64 tokens: a warp has rows 16·warp + g and + g + 8 of them.
+struct TokenGradients {
+  float dq[NT][8][4], dc[NT][8][4];
+  RowState row[2];
+  float inverse_q[2], inverse_e[2];
+
+  __device__ __forceinline__ static void clear(float (&x)[8][4]) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] = 0.f;
+  }
+
+  __device__ __forceinline__ void open(const FastProblem& p, const TokenTile& tile, int begin,
+                                       const Lane& l) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int at = begin + l.g + 8 * r;
+      const bool there = at < tile.rows;
+      row[r].token = there ? tile.first + at : -1;
+      row[r].visible = there ? tile.visible(at, p.run) : 0;
+    }
+  }
+  __device__ __forceinline__ void rows_of(const bf16_t* (&at)[2], const FastProblem& p,
+                                          const bf16_t* x, int head, int of, int width) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      at[r] = row[r].token < 0 ? nullptr : p.vector(x, row[r].token, head, of, width);
+  }
+  template <int STEPS>
+  __device__ __forceinline__ static void put(TokenShared::Own (&s_to)[STEPS],
+                                             const unsigned (&x)[STEPS][4]) {
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k)
+      s_to[k][threadIdx.x] = uint4{x[k][0], x[k][1], x[k][2], x[k][3]};
+  }
+  template <int STEPS>
+  __device__ __forceinline__ static void get(unsigned (&x)[STEPS][4],
+                                             const TokenShared::Own (&s_from)[STEPS]) {
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+      const uint4 y = s_from[k][threadIdx.x];
+      x[k][0] = y.x, x[k][1] = y.y, x[k][2] = y.z, x[k][3] = y.w;
+    }
+  }
+  // q, e and c of a head, to the thread's place in shared memory.
+  __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, TokenShared& s,
+                                               const Lane& l) {
+    const bf16_t* at[2];
+    float unit[2];
+    unsigned x[4 * NT][4], e[4][4];
+    rows_of(at, p, p.q, head, p.q_heads, p.n);
+    load_left(x, at[0], at[1], p.n, l);
+    inverse_rms(inverse_q, x, p.n, p);
+    to_half_rows(x, unit, 7);
+    put(s.q, x);
+    row[0].q_unit = unit[0], row[1].q_unit = unit[1];
+    rows_of(at, p, p.e, head, p.e_heads, p.p);
+    load_left(e, at[0], at[1], p.p, l);
+    inverse_rms(inverse_e, e, p.p, p);
+    to_half_rows(e, unit, 7);
+    put(s.e, e);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      row[r].e_unit = unit[r] * inverse_e[r], row[r].q_unit *= inverse_q[r];
+      row[r].logit_unit = kLog2e * p.scale * row[r].q_unit * row[r].e_unit;
+    }
+    rows_of(at, p, p.c, head, p.c_heads, p.n);
+    load_left(x, at[0], at[1], p.n, l);
+    put(s.c, x);
+  }
+  __device__ __forceinline__ void load_head(const FastProblem& p, const FastUpstream& u, int head,
+                                            bool more, TokenShared& s, const Lane& l) {
+    const bf16_t* at[2];
+    float unit[2];
+    unsigned dy[4][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int64_t token = row[r].token < 0 ? 0 : row[r].token;
+      at[r] = row[r].token < 0 ? nullptr : u.dy + p.row_at(token, head);
+      row[r].lse = kLog2e * u.lse[token * p.heads + head];
+      row[r].through = u.through[token * p.heads + head];
+      row[r].gate = p.gate_of(token, head);
+    }
+    load_left(dy, at[0], at[1], p.p, l);
+    if (more && l.c == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (at[r]) fetch_ahead(at[r] + p.p);
+    to_half_rows(dy, unit, 7);
+    put(s.dy, dy);
+    row[0].dy_unit = unit[0], row[1].dy_unit = unit[1];
+  }
+
+  // x = D ∘ 1/ρ for 64 of N, and its row dots with c, added to dot.
+  __device__ __forceinline__ static void scale_values(float (&x)[8][4], float (&dot)[2],
+                                                      const MemoryRecord<NT>& m, int half,
+                                                      const TokenShared& s, const Lane& l) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 w =
+          *reinterpret_cast<const uint4*>(m.inverse_rho + m.rho_pair(8 * half + 4 * i, l.c));
+      const unsigned pairs[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const uint4 y = s.c[4 * half + 2 * i + k][threadIdx.x];
+        const unsigned c[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const float2 f = unpack_half(pairs[2 * k + j]);
+          float(&v)[4] = x[4 * i + 2 * k + j];
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            v[2 * r] *= f.x, v[2 * r + 1] *= f.y;
+            dot[r] += v[2 * r] * delta::low_half(c[2 * j + r]);
+            dot[r] += v[2 * r + 1] * delta::high_half(c[2 * j + r]);
+          }
+        }
+      }
+    }
+  }
+
+  // One memory: 1 K' = q Δ̂, the logits and w; 2 by halves of N D = dy Δ̂ᵀ, dc += w D, values; 3
+  // dℓ; by halves dq += dℓ F, F = e Δ̂ᵀ, and de += dℓ K' beside the first. release() when the
+  // record is done with. The two groups of warps have tokens of their own: one multiplies while
+  // the other adds.
+  template <class F>
+  __device__ __forceinline__ void take_in(const FastProblem& p, const MemoryRecord<NT>& m,
+                                          int index, TokenShared& s, const Lane& l, F&& release) {
+    float keys[8][4], x[8][4], logit[2], value[2] = {0.f, 0.f}, w[2], dlogit[2];
+    {
+      unsigned q[4 * NT][4];
+      get(q, s.q);
+      warpgroup_begin();  // 1
+      multiply_memory<NT>(keys, q, m);
+      warpgroup_commit();
+      warpgroup_wait<0>();
+      settle(keys);
+    }
+    unsigned left[4][4];
+    get(left, s.dy);
+    warpgroup_begin();
+    multiply_half_rows<true>(x, left, m.tile[0]);
+    warpgroup_commit();
+    {
+      unsigned e[4][4];
+      get(e, s.e);
+      half_row_dots(logit, keys, e);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      w[r] = index < row[r].visible
+                 ? row[r].gate *
+                       exp2_approximately(logit[r] * m.key_unit * row[r].logit_unit - row[r].lse)
+                 : 0.f;
+#pragma unroll
+    for (int half = 0; half < NT; ++half) {  // 2
+      warpgroup_wait<0>();
+      settle(x);
+      scale_values(x, value, m, half, s, l);
+      add_rows(dc[half], x, w[0] * m.value_unit * row[0].dy_unit,
+               w[1] * m.value_unit * row[1].dy_unit, index);
+      if (half + 1 == NT) break;
+      settle(x);
+      warpgroup_begin();
+      multiply_half_rows<true>(x, left, m.tile[half + 1]);
+      warpgroup_commit();
+    }
+    get(left, s.e);
+    settle(x);
+    warpgroup_begin();
+    multiply_half_rows<true>(x, left, m.tile[0]);
+    warpgroup_commit();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {  // 3; a token that sees one memory gives it weight 1 whatever
+      const float v = quad_sum(value[r]) * m.value_unit * row[r].dy_unit;
+      dlogit[r] = index < row[r].visible && row[r].visible > 1
+                      ? p.scale * m.key_unit * w[r] * (v - row[r].through)
+                      : 0.f;
+    }
+    add_keys(s, keys, dlogit[0] * row[0].q_unit, dlogit[1] * row[1].q_unit, index);
+#pragma unroll
+    for (int half = 0; half < NT; ++half) {
+      warpgroup_wait<0>();
+      settle(x);
+      if (half + 1 == NT) release();
+      add_rows(dq[half], x, dlogit[0] * row[0].e_unit, dlogit[1] * row[1].e_unit, index);
+      if (half + 1 == NT) break;
+      settle(x);
+      warpgroup_begin();
+      multiply_half_rows<true>(x, left, m.tile[half + 1]);
+      warpgroup_commit();
+    }
+  }
+  // de += f K' in shared memory, for rows that see.
+  __device__ __forceinline__ void add_keys(TokenShared& s, const float (&x)[8][4], float f0,
+                                           float f1, int index) const {
+    const bool sees0 = index < row[0].visible, sees1 = index < row[1].visible;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      float4 y = s.de[n][threadIdx.x];
+      if (sees0) y.x += f0 * x[n][0], y.y += f0 * x[n][1];
+      if (sees1) y.z += f1 * x[n][2], y.w += f1 * x[n][3];
+      s.de[n][threadIdx.x] = y;
+    }
+  }
+  // to += f x, but for rows that do not see: there x may be anything.
+  __device__ __forceinline__ void add_rows(float (&to)[8][4], const float (&x)[8][4], float f0,
+                                           float f1, int index) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (index >= row[r].visible) continue;
+      const float f = r ? f1 : f0;
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int i = 2 * r; i < 2 * r + 2; ++i) to[n][i] += f * x[n][i];
+    }
+  }
+
+  // What heads of one group have added, to its place among the parts; and begins again.
+  __device__ __forceinline__ void flush(float (&x)[8][4], const TokenParts& to, int head,
+                                        int head_count, int column0, int columns, const Lane& l) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row[r].token < 0 || !to.out) continue;
+      const int group = head_count / to.of;
+      const int64_t part = head % group / to.heads_per_part;
+      float* at =
+          to.out + ((row[r].token * to.of + head / group) * to.parts + part) * to.width + column0;
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+        if (8 * n + 2 * l.c < columns)
+          *reinterpret_cast<float2*>(at + 8 * n + 2 * l.c) = float2{x[n][2 * r], x[n][2 * r + 1]};
+    }
+    clear(x);
+  }
+};
+
+// Item (128 tokens, block of heads): two groups of warps have 64 tokens each. Sums over the heads
+// of a block stay with their thread; what they come to is one part of a gradient.
+__global__ void __launch_bounds__(kFedThreads, 1)
+    token_kernel(FastProblem p, FastUpstream u, int heads_per_item, TokenParts dq, TokenParts de,
+                 TokenParts dc) {
+  auto& s = swizzled_shared<TokenShared>();
+  constexpr int kStages = TokenShared::kStages, kParts = 2;
+  const int warp = int(threadIdx.x) >> 5, blocks = p.heads / heads_per_item;
+  if (threadIdx.x == 0) s.ring.init();
+  __syncthreads();
+  const TokenTiles<kParts> tiles(p);
+  RingPlace<kStages> place;
+  const auto visits = [&](const TokenTile& tile) {
+    return max(tile.seen(0, p.run), tile.seen(64 * (kParts - 1), p.run));
+  };
+  if (warp >= kReaders) {
+    fetcher_registers();
+    if (warp > kReaders) return;
+    each_item(tiles.count * blocks, [&](int64_t item) {
+      const TokenTile tile = tiles.at(p, item / blocks);
+      const int first = int(item % blocks) * heads_per_item, all = visits(tile);
+      for (int head = first; head < first + heads_per_item; ++head)
+        for (int i = 0; i < all; ++i, place.next()) {
+          place.wait_empty(s.ring);
+          fetch_runs<1>({{&s.memory[place.at], &p.record<NT>(tile.memory + i, head),
+                          MemoryRecord<NT>::kStreamed}},
+                        s.ring.full[place.at]);
+        }
+    });
+    return;
+  }
+  multiplier_registers();
+  const Lane l;
+  const int group = warp / 4, begin = 64 * group, row0 = 16 * (warp & 3);
+  TokenGradients rows;
+  float de_sum[8][4];
+  for (int t = 0; t < NT; ++t) rows.clear(rows.dq[t]), rows.clear(rows.dc[t]);
+  for (int n = 0; n < 8; ++n) s.de[n][threadIdx.x] = float4{0.f, 0.f, 0.f, 0.f};
+  const auto changes = [&](int head, int of) { return head % (p.heads / of) == 0; };
+  each_item(tiles.count * blocks, [&](int64_t item) {
+    const TokenTile tile = tiles.at(p, item / blocks);
+    const int first = int(item % blocks) * heads_per_item, last = first + heads_per_item;
+    const int mine = tile.seen(begin, p.run), all = visits(tile);
+    rows.open(p, tile, begin + row0, l);
+    for (int head = first; head < last; ++head) {
+      if (mine > 0) {  // else the sums are zero
+        if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
+            changes(head, p.c_heads))
+          rows.load_vectors(p, head, s, l);
+        rows.load_head(p, u, head, head + 1 < last, s, l);
+      }
+      for (int i = 0; i < all; ++i, place.next()) {
+        place.wait_full(s.ring);
+        if (i < mine)
+          rows.take_in(p, s.memory[place.at], i, s, l, [&] { place.release(s.ring); });
+        else
+          place.release(s.ring);
+      }
+      const bool end = head + 1 == last;
+#pragma unroll
+      for (int t = 0; t < NT; ++t) {
+        const int columns = min(64, p.n - 64 * t);
+        if (end || changes(head + 1, p.q_heads))
+          rows.flush(rows.dq[t], dq, head, p.heads, 64 * t, columns, l);
+        if (end || changes(head + 1, p.c_heads))
+          rows.flush(rows.dc[t], dc, head, p.heads, 64 * t, columns, l);
+      }
+      if (end || changes(head + 1, p.e_heads)) {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          const float4 y = s.de[n][threadIdx.x];
+          de_sum[n][0] = y.x, de_sum[n][1] = y.y, de_sum[n][2] = y.z, de_sum[n][3] = y.w;
+          s.de[n][threadIdx.x] = float4{0.f, 0.f, 0.f, 0.f};
+        }
+        rows.flush(de_sum, de, head, p.heads, 0, p.p, l);
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void token_gradients_of_two_tiles(const FastProblem& p, const FastUpstream& u, int heads_per_item,
+                                  const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
+                                  const Tensor& on) {
+  const int64_t dense = ceil_div(p.tiles_per_row, 2) * p.cursor.count;
+  launch_persistent<TokenShared>(token_kernel, kFedThreads,
+                                 std::max(p.tiles, dense) * (p.heads / heads_per_item), on, p, u,
+                                 heads_per_item, dq, de, dc);
+}
+
+}  // namespace ebb::gpu::state_memory
