@@ -76,7 +76,7 @@ __device__ __forceinline__ void each_item(const Problem<bf16_t>& p, const Segmen
     // Nobody starts from the end of the last segment, in the order of the scan.
     if (ENDS && item.segment == (REVERSE ? 0 : segments.count - 1)) continue;
     f(item);
-    barrier_wait<kScanThreads>(kItemDone);
+    if (at + gridDim.x < items) barrier_wait<kScanThreads>(kItemDone);
   }
 }
 

@@ -153,7 +153,7 @@ __device__ __forceinline__ void each_attention_item(const FastAttention& p,
   const int64_t items = AttentionItem::count(p, cut);
   for (int64_t at = blockIdx.x; at < items; at += gridDim.x) {
     f(AttentionItem(p, cut, at));
-    barrier_wait<THREADS>(kItemDone);
+    if (at + gridDim.x < items) barrier_wait<THREADS>(kItemDone);
   }
 }
 

@@ -345,10 +345,15 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
+// Few instances, as each takes the compiler long: those of models, and one for everything else.
 template <class F>
 void visit_both(int64_t n, int64_t p, F&& f) {
-  visit_slabs(
-      n, [&]<int NS>() { visit_slabs(p, [&]<int PS>() { f.template operator()<NS, PS>(); }); });
+  if (p > 64 || n > 128)
+    f.template operator()<4, 4>();
+  else if (n > 64)
+    f.template operator()<2, 1>();
+  else
+    f.template operator()<1, 1>();
 }
 
 // Two slabs of N where P needs one.
