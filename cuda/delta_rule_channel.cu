@@ -210,8 +210,7 @@ __global__ void __launch_bounds__(kTileThreads, 2) prepare_kernel(Channel<T> p) 
 
 }  // namespace
 
-ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads,
-                              bool plain) {
+ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads) {
   const Device device = p.v.device();
   const int64_t chunks = p.layout.chunk_count(p.batch(), p.time(), chunk_of(p));
   const Shape shape{p.value_heads(), p.batch() * p.time(), p.key_dim()};
@@ -219,8 +218,7 @@ ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradient
     const bool fits = place.defined() && place.numel() == shape.numel();
     return fits ? place.view(shape) : Tensor::empty(shape, p.v.dtype(), device);
   };
-  const Tensor queries = operand(grads.dq);
-  return {queries, plain ? queries : operand(grads.dk), operand({}), Tensor(),
+  return {operand(grads.dq), operand(grads.dk), operand({}), Tensor(),
           Tensor::empty({chunks, p.value_heads(), p.key_dim() + kChunk}, DType::f32, device)};
 }
 

@@ -19,8 +19,7 @@ struct Channel : Problem<T> {  // here g is [tokens,HV,K]
   T* scores = {};                             // P [HV,tokens,C]
   T *queries = {}, *erased = {}, *kept = {};  // scale q∘γ, b∘k∘γ, k∘τ [HV,tokens,K]
   T* written = {};                            // w∘V [HV,tokens,V], or null
-  bool plain = false;  // nothing is erased: the kernels on tensor cores leave K̂, M and A out
-  float* total = {};   // γ_n, then β (1 where there is w) [chunks,HV,K+64]
+  float* total = {};                          // γ_n, then β (1 where there is w) [chunks,HV,K+64]
   // dplr: what a chunk adds to the state, transposed [chunks,HV,V,K], and to o [tokens,HV,V]
   // whatever the state is; null: nothing
   const T *added = {}, *local = {};
@@ -135,11 +134,7 @@ __device__ __forceinline__ void load_square(const T* g_x, const Channel<T>& p, S
 struct ChannelOperands {
   Tensor queries, erased, kept, written, total;
 };
-// plain: on tensor cores and without erasing, where b∘k∘γ is neither written nor looked at (but its
-// place must be memory: that of the queries).
-ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads = {},
-                              bool plain = false);
-inline bool is_plain(const DeltaRuleProblem& p) { return !p.erase.defined() && !p.beta.defined(); }
+ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads = {});
 
 // The device's view. `chunk_before` and `operands` must outlive the launches.
 template <class T>

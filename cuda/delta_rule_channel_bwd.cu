@@ -207,7 +207,6 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
   const int64_t tokens = problem.batch() * problem.time(), slabs = ceil_div(k, 64);
   const int group = int(hv / problem.heads());
   const bool fast = saved.gates.defined();  // the states lie as [V,K]
-  const bool plain = fast && is_plain(problem);
   const bool aligned = reinterpret_cast<uintptr_t>(dense_d_o.raw()) % 16 == 0;
   const Tensor d_o = fast && !aligned ? dense_d_o.clone() : dense_d_o;
   const Tensor x = Tensor::empty(saved.values.shape(), dtype, device);
@@ -215,13 +214,12 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
   const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
   Tensor dbeta = grads.dbeta;
   if (dbeta && slabs > 1) dbeta = Tensor::empty({slabs, tokens, hv}, DType::f32, device);
-  const ChannelOperands operands = make_operands(problem, grads, plain);
+  const ChannelOperands operands = make_operands(problem, grads);
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(x);
   visit_compute(dtype, [&]<class Host>() {
     using T = device_t<Host>;
     Backward<T> p{make_channel<Host>(problem, saved, operands, before)};
-    p.plain = plain;
     p.d_o = ptr<Host>(d_o), p.dht = ptr<float>(dht);
     p.x = ptr<Host>(x), p.dstates = ptr<Host>(dstates);
     p.dq = group == 1 ? ptr<Host>(grads.dq) : nullptr;

@@ -200,21 +200,18 @@ DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& problem, const Ten
   const int64_t k = problem.key_dim(), v = problem.value_dim(), c = chunk_of(problem);
   const int64_t chunks = problem.layout.chunk_count(problem.batch(), problem.time(), c);
   const bool fast = channel_fast_path(problem);
-  const bool plain = fast && is_plain(problem);  // A is then not looked at
-  DeltaRuleSaved saved{plain ? Tensor() : Tensor::empty({hv, tokens, c}, dtype, device),
+  DeltaRuleSaved saved{Tensor::empty({hv, tokens, c}, dtype, device),
                        Tensor::empty({chunks, hv, fast ? v : k, fast ? k : v}, dtype, device),
                        Tensor::empty({hv, tokens, v}, dtype, device)};
   saved.scores = Tensor::empty({hv, tokens, c}, dtype, device);
-  if (plain) saved.a = saved.scores;
-  ChannelOperands operands = make_operands(problem, {}, plain);
+  ChannelOperands operands = make_operands(problem);
   if (fast) saved.gates = operands.total;  // tells backward how the states lie
   if (fast && problem.write) operands.written = Tensor::empty({hv, tokens, v}, dtype, device);
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(o);
   visit_compute(dtype, [&]<class Host>() {
     using T = device_t<Host>;
-    Channel<T> p = make_channel<Host>(problem, saved, operands, before);
-    p.plain = plain;
+    const Channel<T> p = make_channel<Host>(problem, saved, operands, before);
     if constexpr (sizeof(T) == 2)
       if (fast) {
         channel_fast_prepare(p, Prepare::everything, stream);

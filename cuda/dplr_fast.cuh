@@ -46,20 +46,6 @@ struct CentredSums {
   float between[2][64];     // δ in two factors: on its own it may be no float
 };
 
-// Where a thread stands, worked out anew: it need not stay in registers between steps.
-struct Place {
-  int warp;  // of its group
-  Lane l;
-
-  __device__ __forceinline__ Place() {
-    int thread;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-    const int lane = thread & 31;
-    warp = thread >> 5 & 3;
-    l.g = lane >> 2, l.c = lane & 3;
-    l.low = lane & 7, l.odd = lane >> 3 & 1, l.high = lane >> 4;
-  }
-};
 // Where the two groups of four warps, each on a way of its own, wait for one another; and where the
 // warps of one group do.
 __device__ __forceinline__ void meet() { barrier_wait<kFastThreads>(2); }
@@ -72,31 +58,22 @@ __device__ __forceinline__ float2 exp2_pair(float2 x) { return {exp2_fast(x.x), 
 __device__ __forceinline__ unsigned pack_pair(float2 x) { return pack_bf16(x.x, x.y); }
 
 // A warp's eight tokens, a lane's two channels of them: sums of log2 decays from their centre on.
-// AHEAD: r, a, k and b are asked for before the decays are waited for.
-template <int HALVES, bool AHEAD>
+template <int HALVES>
 struct CentredRows {
   int warp = int(threadIdx.x) >> 5, lane = int(threadIdx.x) & 31, channel = 2 * lane;
   float2 before, sum[8];      // of the token before the warp's first, of each
   float2 from_start, to_end;  // of the warp's half
   int64_t key;                // of the warp's first token
-  unsigned inputs[4][AHEAD ? 8 : 1];
 
   // All 256 threads; two barriers.
   __device__ __forceinline__ CentredRows(const FastProblem& p, Span span, int hv, CentredSums& s)
       : key(p.key_at(span.first + 8 * warp, hv) + channel) {
     constexpr float kLog2e = 1.4426950408889634f;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      sum[i] = {};
-      if (inside(p, span, i)) sum[i] = *reinterpret_cast<const float2*>(p.g + at(p, i));
-      if constexpr (AHEAD)
-#pragma unroll
-        for (int which = 0; which < 4; ++which) inputs[which][i] = read(p, span, which, i);
-    }
     float2 x = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float2 w = sum[i];
+      float2 w = {};
+      if (inside(p, span, i)) w = *reinterpret_cast<const float2*>(p.g + at(p, i));
       if (w.x > 0.f || w.y > 0.f) *p.positive_decay = 1;
       if (w.x < p.least || w.y < p.least) *p.unbounded_decay = 1;
       x.x += kLog2e * w.x, x.y += kLog2e * w.y;
@@ -141,16 +118,6 @@ struct CentredRows {
   __device__ __forceinline__ int64_t at(const FastProblem& p, int i) const {
     return key + i * p.key_stride();
   }
-  __device__ __forceinline__ unsigned read(const FastProblem& p, Span span, int which,
-                                           int i) const {
-    const bf16_t* g = which == 0 ? p.q : which == 1 ? p.low_a : which == 2 ? p.k : p.low_b;
-    return inside(p, span, i) ? *reinterpret_cast<const unsigned*>(g + at(p, i)) : 0u;
-  }
-  // Row i of r, a, k or b.
-  __device__ __forceinline__ float2 input(const FastProblem& p, Span span, int which, int i) const {
-    if constexpr (AHEAD) return pair_of(inputs[which][i]);
-    return pair_of(read(p, span, which, i));
-  }
   // e^{G_i−c}, e^{Gx_i−c}, e^{c−G_i}.
   __device__ __forceinline__ float2 up(int i) const { return exp2_pair(sum[i]); }
   __device__ __forceinline__ float2 up_before(int i) const {
@@ -164,17 +131,24 @@ struct CentredRows {
                                          F&& f) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float2 u = up(i), d = down(i);
-      const float2 r_i = times(input(p, span, 0, i), {p.scale * u.x, p.scale * u.y});
-      const float2 a_i = times(input(p, span, 1, i), up_before(i));
-      const float2 k_i = times(input(p, span, 2, i), d), b_i = times(input(p, span, 3, i), d);
-      if (inside(p, span, i)) f(i, r_i, a_i, k_i, b_i);
+      float2 r = {}, a = {}, k = {}, b = {};
+      if (inside(p, span, i)) {
+        const auto read = [&](const bf16_t* g) {
+          return pair_of(*reinterpret_cast<const unsigned*>(g + at(p, i)));
+        };
+        const float2 u = up(i), d = down(i);
+        r = times(read(p.q), {p.scale * u.x, p.scale * u.y});
+        a = times(read(p.low_a), up_before(i));
+        k = times(read(p.k), d), b = times(read(p.low_b), d);
+        f(i, r, a, k, b);
+      }
+      if (i % 4 == 3) asm volatile("" ::: "memory");  // rows in fours: registers are scarce
       if (!s) continue;
       const auto put = [&](SwizzledTile& tile, float2 x) {
         *reinterpret_cast<unsigned*>(tile.at(8 * warp + i, channel & ~7) + (channel & 7)) =
             pack_pair(x);
       };
-      put(s->r, r_i), put(s->a, a_i), put(s->k, k_i), put(s->b, b_i);
+      put(s->r, r), put(s->a, a), put(s->k, k), put(s->b, b);
     }
   }
 };
@@ -255,22 +229,14 @@ __device__ __forceinline__ void multiply_centred(float (&x)[8][4], const Swizzle
         if (n / 4 != warp / 2) x[n][e] = y[n][e];
   }
 }
-// Which part of a square of scores is kept: selected, since what is left out may be huge.
-enum class Triangle { lower, below, upper, above };  // with the diagonal or without it
-template <Triangle PART>
-__device__ __forceinline__ void keep(float (&x)[8][4], int m0, const Lane& l) {
-  const int row = m0 + l.g - 2 * l.c;  // less the lane's column
+// Keeps what `wanted(row, column)` admits; selected, since what is left out may be huge.
+template <class F>
+__device__ __forceinline__ void mask(float (&x)[8][4], int m0, const Lane& l, F&& wanted) {
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int column = 8 * n + (e & 1) - 8 * (e >> 1);
-      const bool kept = PART == Triangle::lower   ? column <= row
-                        : PART == Triangle::below ? column < row
-                        : PART == Triangle::upper ? column >= row
-                                                  : column > row;
-      x[n][e] = kept ? x[n][e] : 0.f;
-    }
+    for (int e = 0; e < 4; ++e)
+      if (!wanted(m0 + l.g + 8 * (e >> 1), 8 * n + 2 * l.c + (e & 1))) x[n][e] = 0.f;
 }
 
 // The operands of the scans and, FORWARD, scores, inverse and the parts that need no state.

@@ -56,7 +56,7 @@ __device__ __forceinline__ void fetch_values(const FastProblem& p, Span span, in
 }
 
 template <int HALVES>
-__device__ __forceinline__ void write_exponents(const CentredRows<HALVES, false>& rows, float* s) {
+__device__ __forceinline__ void write_exponents(const CentredRows<HALVES>& rows, float* s) {
   float* to = s + (8 * rows.warp + 1) * kSumRow + rows.channel;
 #pragma unroll
   for (int i = 0; i < 8; ++i) *reinterpret_cast<float2*>(to + i * kSumRow) = rows.sum[i];
@@ -79,16 +79,15 @@ __device__ __forceinline__ void write_carry(GradientShared& s) {
 
 // dV of the warp's 16 tokens, from the transposed scores.
 template <int HALVES>
-__device__ __forceinline__ void value_gradient(GradientShared& s, const Place& at) {
-  const Lane& l = at.l;
-  const int warp = at.warp, m0 = 16 * warp;
+__device__ __forceinline__ void value_gradient(GradientShared& s, int warp, const Lane& l) {
+  const int m0 = 16 * warp;
   float x[8][4];
   unsigned rk[4][4], ak[4][4], kept[4][4];
   multiply_centred<HALVES>(x, s.in.k, s.in.r, s.centred, warp, l);
-  keep<Triangle::upper>(x, m0, l);
+  mask(x, m0, l, [](int j, int i) { return i >= j; });
   values_as_left(rk, x);
   multiply_centred<HALVES>(x, s.in.k, s.in.a, s.centred, warp, l);
-  keep<Triangle::above>(x, m0, l);
+  mask(x, m0, l, [](int j, int i) { return i > j; });
   values_as_left(ak, x);
   load_scaled(kept, s.in.k, m0, l, [&](float2 v, int c) {
     return times(v, *reinterpret_cast<const float2*>(s.centred.to_end[warp >> 1] + c));
@@ -111,9 +110,7 @@ struct Side {
   unsigned first[4][4], second[4][4];  // dP_v and dM_v; dP_y and dM_y
 
   // By rows: scores with V; dO S and Z S, decayed from the start to the first centre.
-  __device__ __forceinline__ void rows(const GradientShared& s, const Place& at) {
-    const Lane& l = at.l;
-    const int warp = at.warp;
+  __device__ __forceinline__ void rows(const GradientShared& s, int warp, const Lane& l) {
     scores(s, s.values.v, warp, l);
     warpgroup_begin();
     multiply_tiles<true, Inner::last, Inner::first>(x, s.values.d_o, s.values.state, warp);
@@ -121,9 +118,7 @@ struct Side {
     finish_state(s.centred.from_start[0], l);
   }
   // By columns: scores with Y; V Dᵀ and Y Dᵀ, decayed from the last centre to the end.
-  __device__ __forceinline__ void columns(GradientShared& s, const Place& at) {
-    const Lane& l = at.l;
-    const int warp = at.warp;
+  __device__ __forceinline__ void columns(GradientShared& s, int warp, const Lane& l) {
     scores(s, s.values.y, warp, l);
     warpgroup_begin();
     multiply_tiles<true, Inner::last, Inner::first>(x, s.values.v, s.values.dstate, warp);
@@ -134,10 +129,10 @@ struct Side {
   __device__ __forceinline__ void scores(const GradientShared& s, const SwizzledTile& values,
                                          int warp, const Lane& l) {
     score(s.values.d_o, values, warp);
-    keep<Triangle::lower>(x, 16 * warp, l);
+    mask(x, 16 * warp, l, [](int i, int j) { return j <= i; });
     values_as_left(first, x);
     score(s.values.z, values, warp);
-    keep<Triangle::below>(x, 16 * warp, l);
+    mask(x, 16 * warp, l, [](int i, int j) { return j < i; });
     values_as_left(second, x);
   }
   __device__ __forceinline__ void score(const SwizzledTile& left, const SwizzledTile& values,
@@ -214,34 +209,23 @@ struct Side {
     scale_between(x, s.centred, l);
     scale_between(y, s.centred, l);
   }
-  __device__ __forceinline__ void add_to_rows(const GradientShared& s, const Place& at) {
-    const Lane& l = at.l;
-    const int warp = at.warp;
+  __device__ __forceinline__ void add_to_rows(const GradientShared& s, int warp, const Lane& l) {
     if constexpr (HALVES == 1) return add_rows<0, 4>(s, warp);
     add_rows<0, 2>(s, warp);
     cross(s, warp, 1, l);
     add_rows<2, 4>(s, warp);
   }
-  __device__ __forceinline__ void add_to_columns(const GradientShared& s, const Place& at) {
-    const Lane& l = at.l;
-    const int warp = at.warp;
+  __device__ __forceinline__ void add_to_columns(const GradientShared& s, int warp, const Lane& l) {
     if constexpr (HALVES == 1) return add_columns<0, 4>(s, warp);
     add_columns<2, 4>(s, warp);
     cross(s, warp, 0, l);
     add_columns<0, 2>(s, warp);
   }
 
-  __device__ __forceinline__ void put_scores(SwizzledTile& p, SwizzledTile& m,
-                                             const Place& at) const {
-    put_rows(p, first, 16 * at.warp, at.l);
-    put_rows(m, second, 16 * at.warp, at.l);
-    publish_tiles();
-  }
-
   // R∘x_r and A∘x_a to the sums; then dr and da in place of R and A.
-  __device__ __forceinline__ void finish_rows(GradientShared& s, float scale, const Place& place) {
-    const Lane& l = place.l;
-    const int m0 = 16 * place.warp;
+  __device__ __forceinline__ void finish_rows(GradientShared& s, float scale, int warp,
+                                              const Lane& l) {
+    const int m0 = 16 * warp;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -263,9 +247,8 @@ struct Side {
     put_rows(s.in.a, y, m0, l);
   }
   // dk and db in place of K and B; x keeps K∘x_k + B∘x_b.
-  __device__ __forceinline__ void finish_columns(GradientShared& s, const Place& place) {
-    const Lane& l = place.l;
-    const int m0 = 16 * place.warp;
+  __device__ __forceinline__ void finish_columns(GradientShared& s, int warp, const Lane& l) {
+    const int m0 = 16 * warp;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -284,9 +267,8 @@ struct Side {
     put_rows(s.in.k, first, m0, l);
     put_rows(s.in.b, second, m0, l);
   }
-  __device__ __forceinline__ void subtract_columns(GradientShared& s, const Place& at) const {
-    const Lane& l = at.l;
-    const int warp = at.warp;
+  __device__ __forceinline__ void subtract_columns(GradientShared& s, int warp,
+                                                   const Lane& l) const {
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -326,30 +308,35 @@ __device__ __forceinline__ void write_decay_gradients(const FastProblem& p, Grad
 
 // The ways of the two groups through steps 2 to 5.
 template <int HALVES>
-__device__ __forceinline__ void rows_way(GradientShared& s, float scale) {
+__device__ __forceinline__ void rows_way(GradientShared& s, float scale, int warp, const Lane& l) {
   Side<HALVES> side;
-  side.rows(s, Place());
+  side.rows(s, warp, l);
   meet();
-  side.put_scores(s.scores.pv, s.scores.mv, Place());
+  put_rows(s.scores.pv, side.first, 16 * warp, l);
+  put_rows(s.scores.mv, side.second, 16 * warp, l);
+  publish_tiles();
   meet();
-  side.add_to_rows(s, Place());
+  side.add_to_rows(s, warp, l);
   meet();
-  side.finish_rows(s, scale, Place());
+  side.finish_rows(s, scale, warp, l);
   meet();
 }
 template <int HALVES>
-__device__ __forceinline__ void columns_way(GradientShared& s, bool values) {
-  if (values) value_gradient<HALVES>(s, Place());
+__device__ __forceinline__ void columns_way(GradientShared& s, bool values, int warp,
+                                            const Lane& l) {
+  if (values) value_gradient<HALVES>(s, warp, l);
   Side<HALVES> side;
-  side.columns(s, Place());
+  side.columns(s, warp, l);
   meet();
-  side.put_scores(s.scores.py, s.scores.my, Place());
+  put_rows(s.scores.py, side.first, 16 * warp, l);
+  put_rows(s.scores.my, side.second, 16 * warp, l);
+  publish_tiles();
   meet();
-  side.add_to_columns(s, Place());
+  side.add_to_columns(s, warp, l);
   meet();
-  side.finish_columns(s, Place());
+  side.finish_columns(s, warp, l);
   meet();
-  side.subtract_columns(s, Place());
+  side.subtract_columns(s, warp, l);
 }
 
 // Block (head, chunk − first) of two warpgroups, rows and columns. 1 what there is, centred. 2 dV;
@@ -358,14 +345,15 @@ __device__ __forceinline__ void columns_way(GradientShared& s, bool values) {
 template <int HALVES>
 __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p, int64_t first) {
   auto& s = swizzled_shared<GradientShared>();
-  const int hv = int(blockIdx.x);
+  const Lane l;
+  const int hv = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
   {
     const int64_t chunk = first + blockIdx.y;  // 1
     const Span span = span_of(p, chunk);
     if (span.rows == 0) return;
     if (threadIdx.x == 0) s.span = span;
     fetch_values(p, span, chunk, hv, s.values);
-    const CentredRows<HALVES, false> rows(p, span, hv, s.centred);
+    const CentredRows<HALVES> rows(p, span, hv, s.centred);
     rows.centre(p, span, &s.in, [](int, float2, float2, float2, float2) {});
     write_exponents(rows, s.exponent);
   }
@@ -374,9 +362,9 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
   __syncthreads();
   write_carry(s);
   if (threadIdx.x < kFastThreads / 2)
-    rows_way<HALVES>(s, p.scale);
+    rows_way<HALVES>(s, p.scale, warp, l);
   else
-    columns_way<HALVES>(s, p.dv != nullptr);
+    columns_way<HALVES>(s, p.dv != nullptr, warp, l);
   __syncthreads();
   const Span span = s.span;
   const TilePlace at;  // 6

@@ -7,9 +7,14 @@ namespace {
 
 struct PrepareShared {
   CentredTiles in;
-  SwizzledTile v;
+  SwizzledTile v, scores;     // V; A_rb
   float m[64 * kInverseRow];  // −A_ab, then the inverse
   CentredSums sums;
+
+  // After the products: parts of o and of the next state, and A_ak V.
+  __device__ __forceinline__ SwizzledTile& local() { return in.r; }
+  __device__ __forceinline__ SwizzledTile& y0() { return in.a; }
+  __device__ __forceinline__ SwizzledTile& added() { return in.k; }
 };
 
 // γ_n and the ones that stand for β.
@@ -21,18 +26,14 @@ __device__ __forceinline__ void write_total(const FastProblem& p, const CentredS
   if (t >= 64 && t < 128) g_total[p.key_dim + t - 64] = t - 64 < span.rows ? 1.f : 0.f;
 }
 
-// The warp's 16 rows from accumulators to memory: no detour through shared memory, which two blocks
-// more fill, and the halves of a sector meet in the cache.
-__device__ __forceinline__ void store_rows(bf16_t* g, int64_t stride, const float (&x)[8][4],
-                                           int rows, int cols, int warp, const Lane& l) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = 16 * warp + l.g + 8 * half;
-    bf16_t* to = g + r * stride + 2 * l.c;
-#pragma unroll
-    for (int n = 0; n < 8; ++n)
-      if (r < rows && 8 * n < cols)
-        *reinterpret_cast<unsigned*>(to + 8 * n) = pack_bf16(x[n][2 * half], x[n][2 * half + 1]);
+// Rows of a tile to memory by the threads from 64 on, beside the two warps of the inverse.
+__device__ __forceinline__ void store_beside(bf16_t* g, int64_t stride, const SwizzledTile& s,
+                                             int rows, int cols) {
+  for (int i = int(threadIdx.x) - 64; i < 64 * 8; i += kFastThreads - 64) {
+    const int r = i >> 3, c = 8 * (i & 7);
+    if (r < rows && c < cols)
+      store_word(reinterpret_cast<uint4*>(g + r * stride + c),
+                 *reinterpret_cast<const uint4*>(s.at(r, c)));
   }
 }
 
@@ -72,65 +73,51 @@ __device__ __forceinline__ void multiply_values(float (&x)[8][4], const PrepareS
   settle(x);
 }
 
-// The first group: −A_ab and, by two warps, the inverse.
+// The four warps of the reads: A_rb; its part of o, A_rk V, and of the next state, (K to the
+// end)ᵀV.
 template <int HALVES>
-__device__ __forceinline__ void inverse_way(const FastProblem& p, PrepareShared& s, int64_t row,
-                                            int rows, int warp, const Lane& l) {
+__device__ __forceinline__ void read_products(PrepareShared& s, int warp, const Lane& l) {
+  const auto lower = [](int i, int j) { return j <= i; };
   float x[8][4];
-  multiply_centred<HALVES>(x, s.in.a, s.in.b, s.sums, warp, l);
-  keep<Triangle::below>(x, 16 * warp, l);
+  multiply_centred<HALVES>(x, s.in.r, s.in.b, s.sums, warp, l);
+  mask(x, 16 * warp, l, lower);
+  put_rows(s.scores, x, 16 * warp, l);
+  multiply_centred<HALVES>(x, s.in.r, s.in.k, s.sums, warp, l);
+  mask(x, 16 * warp, l, lower);
+  multiply_values(x, s);
+  meet_group(0);  // nobody else reads R
+  put_rows(s.local(), x, 16 * warp, l);
+  multiply_added<HALVES>(x, s, warp, l);
+  meet();
+  put_rows(s.added(), x, 16 * warp, l);
+}
+
+// The four warps of the low rank: −A_ab for the inverse; A_ak V.
+template <int HALVES>
+__device__ __forceinline__ void inner_products(PrepareShared& s, int warp, const Lane& l) {
+  float y0[8][4];
+  const auto below = [](int i, int j) { return j < i; };
+  multiply_centred<HALVES>(y0, s.in.a, s.in.b, s.sums, warp, l);
+  mask(y0, 16 * warp, l, below);
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       *reinterpret_cast<float2*>(s.m + (16 * warp + l.g + 8 * half) * kInverseRow + 8 * n +
-                                 2 * l.c) = {-x[n][2 * half], -x[n][2 * half + 1]};
-  meet_group(0);
-  if (warp < 2) invert_half(s.m, warp, l);
-  meet_group(0);
-  float r[4][4] = {};
-  if (warp < 2) merge<4>(r, s.m, 0, 16 * warp, l);
-  meet_group(0);
-  if (warp < 2) put_merged<4>(s.m, r, 0, 16 * warp, l);
-  meet_group(0);
-  for (int i = int(threadIdx.x); i < rows * 8; i += kFastThreads / 2) {
-    const int r = i >> 3, c = 8 * (i & 7);
-    float out[8] = {};
-    if (c <= r) load_pack<float>(out, s.m + r * kInverseRow + c);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) out[e] = c + e <= r ? out[e] : 0.f;
-    store_pack<bf16_t>(p.a + (row + r) * kChunk + c, out);
-  }
+                                 2 * l.c) = {-y0[n][2 * half], -y0[n][2 * half + 1]};
+  multiply_centred<HALVES>(y0, s.in.a, s.in.k, s.sums, warp, l);
+  mask(y0, 16 * warp, l, below);
+  multiply_values(y0, s);
+  meet_group(1);  // nobody else reads A
+  put_rows(s.y0(), y0, 16 * warp, l);
+  meet();
 }
 
-// The second: A_rb, A_ak V, A_rk V, and (K to the end)ᵀ V.
-template <int HALVES>
-__device__ __forceinline__ void values_way(const FastProblem& p, const PrepareShared& s, Span span,
-                                           int64_t chunk, int64_t row, int hv, int warp,
-                                           const Lane& l) {
-  const int m0 = 16 * warp, rows = span.rows, v = p.value_dim;
-  float x[8][4];
-  multiply_centred<HALVES>(x, s.in.r, s.in.b, s.sums, warp, l);
-  keep<Triangle::lower>(x, m0, l);
-  store_rows(p.scores + row * kChunk, kChunk, x, rows, kChunk, warp, l);
-  multiply_centred<HALVES>(x, s.in.a, s.in.k, s.sums, warp, l);
-  keep<Triangle::below>(x, m0, l);
-  multiply_values(x, s);
-  store_rows(p.y0 + row * v, v, x, rows, v, warp, l);
-  multiply_centred<HALVES>(x, s.in.r, s.in.k, s.sums, warp, l);
-  keep<Triangle::lower>(x, m0, l);
-  multiply_values(x, s);
-  store_rows(p.out + p.value_at(span.first, hv), p.value_stride(), x, rows, v, warp, l);
-  multiply_added<HALVES>(x, s, warp, l);
-  store_rows(p.add + p.state_at(chunk, hv), p.key_dim, x, v, p.key_dim, warp, l);
-}
-
-// Block (head, chunk − first) of two warpgroups. 1 centred rows, the scans' operands. 2 each group
-// on its way. Without FORWARD only 1, and no tiles. No loop over chunks: what all have in common
-// would stay in registers.
+// Block (head, chunk − first) of two warpgroups. 1 centred rows, the scans' operands. 2 products. 3
+// the inverse by two warps; the others store. 4 the inverse stored. Without FORWARD only 1, and no
+// tiles. No loop over chunks: what all have in common would stay in registers.
 template <bool FORWARD, int HALVES>
-__global__ void __launch_bounds__(kFastThreads, HALVES == 1 ? 3 : 2)
-    prepare_kernel(FastProblem p, int64_t first) {
+__global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p, int64_t first) {
   auto& s = swizzled_shared<PrepareShared>();
   const Lane l;
   const int hv = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
@@ -142,7 +129,7 @@ __global__ void __launch_bounds__(kFastThreads, HALVES == 1 ? 3 : 2)
                       p.value_dim);
     commit_copies();
   }
-  const CentredRows<HALVES, true> rows(p, span, hv, s.sums);  // 1
+  const CentredRows<HALVES> rows(p, span, hv, s.sums);  // 1
   const int64_t operand = p.row_at(span.first + 8 * rows.warp, hv) * p.key_dim + rows.channel;
   rows.centre(p, span, FORWARD ? &s.in : nullptr, [&](int i, float2 r, float2 a, float2, float2 b) {
     const int64_t at = operand + i * p.key_dim;
@@ -156,11 +143,28 @@ __global__ void __launch_bounds__(kFastThreads, HALVES == 1 ? 3 : 2)
   wait_copy_groups<0>();
   publish_tiles();
   __syncthreads();
-  const int64_t row = p.row_at(span.first, hv);
   if (threadIdx.x < kFastThreads / 2)  // 2
-    inverse_way<HALVES>(p, s, row, span.rows, warp, l);
+    read_products<HALVES>(s, warp, l);
   else
-    values_way<HALVES>(p, s, span, chunk, row, hv, warp, l);
+    inner_products<HALVES>(s, warp, l);
+  __syncthreads();
+  const int64_t row = p.row_at(span.first, hv);
+  invert_by_two_warps(s.m, [&] {  // 3
+    store_beside(p.scores + row * kChunk, kChunk, s.scores, span.rows, kChunk);
+    store_beside(p.y0 + row * p.value_dim, p.value_dim, s.y0(), span.rows, p.value_dim);
+    store_beside(p.out + p.value_at(span.first, hv), p.value_stride(), s.local(), span.rows,
+                 p.value_dim);
+    store_beside(p.add + p.state_at(chunk, hv), p.key_dim, s.added(), p.value_dim, p.key_dim);
+  });
+  __syncthreads();
+  for (int i = int(threadIdx.x); i < span.rows * 8; i += kFastThreads) {  // 4
+    const int r = i >> 3, c = 8 * (i & 7);
+    float out[8] = {};
+    if (c <= r) load_pack<float>(out, s.m + r * kInverseRow + c);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) out[e] = c + e <= r ? out[e] : 0.f;
+    store_pack<bf16_t>(p.a + (row + r) * kChunk + c, out);
+  }
 }
 
 }  // namespace

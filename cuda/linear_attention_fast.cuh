@@ -42,14 +42,11 @@ struct TileMover {
   }
   __device__ __forceinline__ void store(bf16_t* g, int64_t stride, const SwizzledTile& s, int rows,
                                         int cols) const {
-    uint4 x[64 / kStep];  // all of it on its way before any of it is written
-#pragma unroll
-    for (int i = 0; i < 64 / kStep; ++i)
-      x[i] = *reinterpret_cast<const uint4*>(s.at(r + kStep * i, c));
 #pragma unroll
     for (int i = 0; i < 64 / kStep; ++i)
       if (r + kStep * i < rows && c < cols)
-        store_word(reinterpret_cast<uint4*>(g + (r + kStep * i) * stride + c), x[i]);
+        store_word(reinterpret_cast<uint4*>(g + (r + kStep * i) * stride + c),
+                   *reinterpret_cast<const uint4*>(s.at(r + kStep * i, c)));
   }
   // The record of a chunk's gates.
   __device__ __forceinline__ void fetch_gates(FastGates& s, const FastGates& g) const {

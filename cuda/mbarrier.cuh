@@ -50,11 +50,6 @@ __device__ __forceinline__ void publish_barriers() {
 #endif
 }
 
-// Asks for the 128 bytes around an address of global memory that is soon to be read.
-__device__ __forceinline__ void fetch_ahead(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
-}
-
 // A run of bytes to shared memory, a multiple of 16 and aligned to 16.
 struct Run {
   void* to;

@@ -18,13 +18,12 @@ using delta::bf16_t;
 using delta::Lane;
 
 // What the kernels read of one memory, N padded to 64·NT and P to 64 with zeros. Without
-// normalisation Δ̂ is Δ times a power of two and 1/ρ is 1; with it there is a power of two where
-// eps_row leaves all of Δ̂ small.
+// normalisation Δ̂ is Δ times a power of two and 1/ρ is 1.
 template <int NT>
 struct alignas(1024) MemoryRecord {
   SwizzledTile tile[NT];          // Δ̂ f16 [N,P]
   unsigned inverse_rho[32 * NT];  // f16 pairs, 1/ρ over value_unit: see rho_pair
-  float value_unit, key_unit;     // Δ = value_unit inverse_rho tile; Δ̂ = key_unit tile
+  float value_unit, key_unit;     // Δ = value_unit (inverse_rho Δ̂); logits: key_unit Δ̂
   float padding[2];
   float rho[64 * NT];  // f32
 
@@ -316,9 +315,6 @@ struct TokenParts {
 void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
                      const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
                      const Tensor& on);
-void token_gradients_of_two_tiles(const FastProblem& p, const FastUpstream& u, int heads_per_item,
-                                  const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
-                                  const Tensor& on);
 // dΔ, f32 or bf16 [M,H,N,P].
 void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
                       const FastUpstream& u, const Tensor& dmemories);

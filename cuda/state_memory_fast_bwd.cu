@@ -144,9 +144,10 @@ void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& 
     check_launch();
   }
   if (grads.dq || grads.de || grads.dc) {
-    const int heads = heads_per_item(p, ceil_div(p.tiles, 2), r);
+    const int halves = p.n > 64 ? 2 : 1;
+    const int heads = heads_per_item(p, ceil_div(p.tiles * halves, 2), r);
     const Gradient dq(p, grads.dq, tokens, p.q_heads, p.n, heads, 1);
-    const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, 1);
+    const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, halves);
     const Gradient dc(p, grads.dc, tokens, p.c_heads, p.n, heads, 1);
     token_gradients(p, u, heads, dq.parts, de.parts, dc.parts, r);
     dq.finish(p, p.normalize ? p.q : nullptr, grads.dq);

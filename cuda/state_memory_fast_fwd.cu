@@ -71,13 +71,9 @@ struct TokenRows {
     for (int r = 0; r < 2; ++r)
       logit_unit[r] = kLog2e * p.scale * inverse_q[r] * inverse_e[r] * q_unit[r];
   }
-  __device__ __forceinline__ void begin_head(const FastProblem& p, int head, const bf16_t* base,
-                                             const Lane& l) {
+  __device__ __forceinline__ void begin_head() {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      row[r].largest = -INFINITY, row[r].total = 0.f;
-      if (base && l.c == 0 && token[r] >= 0) fetch_ahead(base + p.row_at(token[r], head));
-    }
+    for (int r = 0; r < 2; ++r) row[r].largest = -INFINITY, row[r].total = 0.f;
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -205,10 +201,10 @@ __global__ void __launch_bounds__(kFedThreads, 1)
     const int mine = tile.seen(begin, p.run), all = visits(tile);
     rows.open(p, tile, begin + 16 * (warp & 3), l);
     for (int head = first; head < first + heads_per_item; ++head) {
-      if (mine > 0 && (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
-                       changes(head, p.c_heads)))
+      if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
+          changes(head, p.c_heads))
         rows.load_vectors(p, head, l);
-      rows.begin_head(p, head, base, l);
+      rows.begin_head();
       if (mine > 0) {
         place.wait_full(s.ring);
         rows.begin_keys(s.memory[place.at]);

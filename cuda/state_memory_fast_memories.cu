@@ -383,8 +383,7 @@ struct MemoryGradients {
                 *reinterpret_cast<const unsigned*>(s.memory[0][j][t].at(n0, 8 * n) + 2 * l.c));
             mean += sum[j][t][n][2 * r] * key[n].x + sum[j][t][n][2 * r + 1] * key[n].y;
           }
-          const float unit = s.units[0][j];  // Δ̂ = unit key
-          mean = p.normalize ? unit * unit * quad_sum(mean) / float(p.p) : 0.f;
+          mean = p.normalize ? quad_sum(mean) / float(p.p) : 0.f;
           if (row >= p.n) continue;
           const float rho = m.rho[row];
           const bool seen = item.tiles_begin < item.tiles_end;  // else it is not to be read

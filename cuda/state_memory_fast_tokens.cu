@@ -1,4 +1,4 @@
-// State-memory attention on tensor cores: the gradients of the tokens' vectors, N up to 64
+// State-memory attention on tensor cores: the gradients of the tokens' vectors
 // (cuda/state_memory_fast.cuh).
 #include "cuda/state_memory_fast.cuh"
 
@@ -7,13 +7,13 @@ namespace {
 
 constexpr int kReaders = 8, kMultiplyThreads = 32 * kReaders;
 
-constexpr int NT = 1;
-
+template <int NT>
 struct TokenShared {
-  static constexpr int kStages = 6;
+  static constexpr int kStages = NT == 1 ? 6 : 4;
   MemoryRecord<NT> memory[kStages];
   // Each thread's own part of c and q: what registers cannot hold.
   uint4 c[4][kMultiplyThreads], q[4][kMultiplyThreads];
+  float2 parts[2][2][64];  // logits and values of both halves of N, two turns
   Ring<kStages, kReaders> ring;
 };
 
@@ -25,12 +25,14 @@ struct RowState {
   float q_unit, e_unit, dy_unit;         // of the f16 rows, the first two times 1/rms
 };
 
-// 64 tokens: a warp has rows 16·warp + g and + g + 8 of them.
+// 64 tokens and 64 of N: a warp has rows 16·warp + g and + g + 8 of them.
+template <int NT>
 struct TokenGradients {
-  unsigned e[4][4], dy[4][4];  // f16 rows
-  float dq[8][4], dc[8][4], de[8][4];
+  unsigned e[4][4], dy[4][4];          // f16 rows
+  float dq[8][4], dc[8][4], de[8][4];  // de: what these 64 of N give
   RowState row[2];
   float inverse_q[2], inverse_e[2];
+  int half, wide;  // which 64 of N, how many of them there are
 
   __device__ __forceinline__ static void clear(float (&x)[8][4]) {
 #pragma unroll
@@ -40,7 +42,8 @@ struct TokenGradients {
   }
 
   __device__ __forceinline__ void open(const FastProblem& p, const TokenTile& tile, int begin,
-                                       const Lane& l) {
+                                       int which, const Lane& l) {
+    half = which, wide = min(64, p.n - 64 * half);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int at = begin + l.g + 8 * r;
@@ -61,15 +64,22 @@ struct TokenGradients {
     for (int k = 0; k < 4; ++k) s_to[k][threadIdx.x] = uint4{x[k][0], x[k][1], x[k][2], x[k][3]};
   }
   // q, e and c of a head; q and c go to the thread's place in shared memory.
-  __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, TokenShared& s,
+  __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, TokenShared<NT>& s,
                                                const Lane& l) {
     const bf16_t* at[2];
     float unit[2];
     unsigned own[4][4];
     rows_of(at, p, p.q, head, p.q_heads, p.n);
-    load_left(own, at[0], at[1], p.n, l);
-    inverse_rms(inverse_q, own, p.n, p);
-    to_half_rows(own, unit, 7);
+    {  // norm and unit are those of all of N
+      unsigned all[4 * NT][4];
+      load_left(all, at[0], at[1], p.n, l);
+      inverse_rms(inverse_q, all, p.n, p);
+      to_half_rows(all, unit, 7);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own[k][i] = half ? all[4 * (NT - 1) + k][i] : all[k][i];
+    }
     put(s.q, own);
     row[0].q_unit = unit[0], row[1].q_unit = unit[1];
     rows_of(at, p, p.e, head, p.e_heads, p.p);
@@ -82,11 +92,12 @@ struct TokenGradients {
       row[r].logit_unit = kLog2e * p.scale * row[r].q_unit * row[r].e_unit;
     }
     rows_of(at, p, p.c, head, p.c_heads, p.n);
-    load_left(own, at[0], at[1], p.n, l);
+    load_left(own, at[0] ? at[0] + 64 * half : nullptr, at[1] ? at[1] + 64 * half : nullptr, wide,
+              l);
     put(s.c, own);
   }
   __device__ __forceinline__ void load_head(const FastProblem& p, const FastUpstream& u, int head,
-                                            bool more, const Lane& l) {
+                                            const Lane& l) {
     const bf16_t* at[2];
     float unit[2];
 #pragma unroll
@@ -98,10 +109,6 @@ struct TokenGradients {
       row[r].gate = p.gate_of(token, head);
     }
     load_left(dy, at[0], at[1], p.p, l);
-    if (more && l.c == 0)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        if (at[r]) fetch_ahead(at[r] + p.p);
     to_half_rows(dy, unit, 7);
     row[0].dy_unit = unit[0], row[1].dy_unit = unit[1];
   }
@@ -114,7 +121,8 @@ struct TokenGradients {
     dot[0] = dot[1] = 0.f;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 w = *reinterpret_cast<const uint4*>(m.inverse_rho + m.rho_pair(4 * i, l.c));
+      const uint4 w =
+          *reinterpret_cast<const uint4*>(m.inverse_rho + m.rho_pair(8 * half + 4 * i, l.c));
       const unsigned pairs[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
@@ -135,12 +143,31 @@ struct TokenGradients {
     }
     dot[0] = quad_sum(dot[0]), dot[1] = quad_sum(dot[1]);
   }
+  // Adds what the other half of N has.
+  __device__ __forceinline__ void exchange(float (&logit)[2], float (&value)[2],
+                                           float2 (&s_parts)[2][64], int first, const Lane& l) {
+    if constexpr (NT == 2) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (l.c == 0) s_parts[half][first + l.g + 8 * r] = float2{logit[r], value[r]};
+      barrier_wait<kMultiplyThreads>(1);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float2 other = s_parts[half ^ 1][first + l.g + 8 * r];
+        // The same sum on both sides: halves in order.
+        logit[r] = half ? other.x + logit[r] : logit[r] + other.x;
+        value[r] = half ? other.y + value[r] : value[r] + other.y;
+      }
+    }
+  }
+
   // One memory: 1 K' = q Δ̂ and D = dy Δ̂ᵀ; 2 their row dots; 3 w and dℓ; 4 de += dℓ K', dc += w D;
   // 5 dq += dℓ F, F = e Δ̂ᵀ. release() when the record is done with.
   template <class F>
   __device__ __forceinline__ void take_in(const FastProblem& p, const MemoryRecord<NT>& m,
-                                          int index, TokenShared& s, const Lane& l, F&& release) {
-    const SwizzledTile& tile = m.tile[0];
+                                          int index, TokenShared<NT>& s, int turn, int first,
+                                          const Lane& l, F&& release) {
+    const SwizzledTile& tile = m.tile[NT == 1 ? 0 : half];
     float keys[8][4], values[8][4], logit[2], value[2];
     unsigned q[4][4];
 #pragma unroll
@@ -159,6 +186,7 @@ struct TokenGradients {
     warpgroup_wait<0>();
     settle(values);
     scale_values(values, value, m, s.c, l);
+    exchange(logit, value, s.parts[turn & 1], first, l);
     float weight[2], dlogit[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {  // 3; a token that sees one memory gives it weight 1 whatever
@@ -198,13 +226,15 @@ struct TokenGradients {
 
   // What heads of one group have added, to its place among the parts; and begins again.
   __device__ __forceinline__ void flush(float (&x)[8][4], const TokenParts& to, int head,
-                                        int head_count, int columns, const Lane& l) {
+                                        int head_count, int extra, int extras, int column0,
+                                        int columns, const Lane& l) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (row[r].token < 0 || !to.out) continue;
       const int group = head_count / to.of;
-      const int64_t part = head % group / to.heads_per_part;
-      float* at = to.out + ((row[r].token * to.of + head / group) * to.parts + part) * to.width;
+      const int64_t part = int64_t(head % group / to.heads_per_part) * extras + extra;
+      float* at =
+          to.out + ((row[r].token * to.of + head / group) * to.parts + part) * to.width + column0;
 #pragma unroll
       for (int n = 0; n < 8; ++n)
         if (8 * n + 2 * l.c < columns)
@@ -214,13 +244,15 @@ struct TokenGradients {
   }
 };
 
-// Item (128 tokens, block of heads): two groups of warps have 64 tokens each. Sums over the heads
-// of a block stay in registers; what they come to is one part of a gradient.
+// Item (tokens, block of heads): with NT = 1 two groups of warps have 64 tokens each; with NT = 2
+// both have the same 64 tokens, and each one half of N. Sums over the heads of a block stay in
+// registers; what they come to is one part of a gradient.
+template <int NT>
 __global__ void __launch_bounds__(kFedThreads, 1)
     token_kernel(FastProblem p, FastUpstream u, int heads_per_item, TokenParts dq, TokenParts de,
                  TokenParts dc) {
-  auto& s = swizzled_shared<TokenShared>();
-  constexpr int kStages = TokenShared::kStages, kParts = 2;
+  auto& s = swizzled_shared<TokenShared<NT>>();
+  constexpr int kStages = TokenShared<NT>::kStages, kParts = NT == 1 ? 2 : 1;
   const int warp = int(threadIdx.x) >> 5, blocks = p.heads / heads_per_item;
   if (threadIdx.x == 0) s.ring.init();
   __syncthreads();
@@ -247,33 +279,36 @@ __global__ void __launch_bounds__(kFedThreads, 1)
   }
   multiplier_registers();
   const Lane l;
-  const int group = warp / 4, begin = 64 * group, row0 = 16 * (warp & 3);
-  TokenGradients rows;
+  const int group = warp / 4, begin = NT == 1 ? 64 * group : 0, row0 = 16 * (warp & 3);
+  TokenGradients<NT> rows;
   rows.clear(rows.dq), rows.clear(rows.dc), rows.clear(rows.de);
+  int turn = 0;
   const auto changes = [&](int head, int of) { return head % (p.heads / of) == 0; };
   each_item(tiles.count * blocks, [&](int64_t item) {
     const TokenTile tile = tiles.at(p, item / blocks);
     const int first = int(item % blocks) * heads_per_item, last = first + heads_per_item;
     const int mine = tile.seen(begin, p.run), all = visits(tile);
-    rows.open(p, tile, begin + row0, l);
+    rows.open(p, tile, begin + row0, NT == 1 ? 0 : group, l);
     for (int head = first; head < last; ++head) {
-      if (mine > 0) {  // else the sums are zero
-        if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
-            changes(head, p.c_heads))
-          rows.load_vectors(p, head, s, l);
-        rows.load_head(p, u, head, head + 1 < last, l);
-      }
+      if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
+          changes(head, p.c_heads))
+        rows.load_vectors(p, head, s, l);
+      rows.load_head(p, u, head, l);
       for (int i = 0; i < all; ++i, place.next()) {
         place.wait_full(s.ring);
         if (i < mine)
-          rows.take_in(p, s.memory[place.at], i, s, l, [&] { place.release(s.ring); });
+          rows.take_in(p, s.memory[place.at], i, s, turn++, row0, l,
+                       [&] { place.release(s.ring); });
         else
           place.release(s.ring);
       }
       const bool end = head + 1 == last;
-      if (end || changes(head + 1, p.q_heads)) rows.flush(rows.dq, dq, head, p.heads, p.n, l);
-      if (end || changes(head + 1, p.c_heads)) rows.flush(rows.dc, dc, head, p.heads, p.n, l);
-      if (end || changes(head + 1, p.e_heads)) rows.flush(rows.de, de, head, p.heads, p.p, l);
+      if (end || changes(head + 1, p.q_heads))
+        rows.flush(rows.dq, dq, head, p.heads, 0, 1, 64 * rows.half, rows.wide, l);
+      if (end || changes(head + 1, p.c_heads))
+        rows.flush(rows.dc, dc, head, p.heads, 0, 1, 64 * rows.half, rows.wide, l);
+      if (end || changes(head + 1, p.e_heads))
+        rows.flush(rows.de, de, head, p.heads, rows.half, NT, 0, p.p, l);
     }
   });
 }
@@ -283,11 +318,13 @@ __global__ void __launch_bounds__(kFedThreads, 1)
 void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
                      const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
                      const Tensor& on) {
-  if (p.n > 64) return token_gradients_of_two_tiles(p, u, heads_per_item, dq, de, dc, on);
-  const int64_t dense = ceil_div(p.tiles_per_row, 2) * p.cursor.count;
-  launch_persistent<TokenShared>(token_kernel, kFedThreads,
-                                 std::max(p.tiles, dense) * (p.heads / heads_per_item), on, p, u,
-                                 heads_per_item, dq, de, dc);
+  const int64_t blocks = p.heads / heads_per_item;
+  visit_tiles(p.n, [&]<int NT>() {
+    const int64_t dense = ceil_div(p.tiles_per_row, NT == 1 ? 2 : 1) * p.cursor.count;
+    launch_persistent<TokenShared<NT>>(token_kernel<NT>, kFedThreads,
+                                       std::max(p.tiles, dense) * blocks, on, p, u, heads_per_item,
+                                       dq, de, dc);
+  });
 }
 
 }  // namespace ebb::gpu::state_memory
