@@ -11,6 +11,8 @@ namespace ebb {
 
 using nlohmann::json;
 
+DecayConfig::DecayConfig() = default;
+
 int64_t ModelConfig::v_dim() const { return int64_t(std::llround(double(head_dim) * expand_v)); }
 
 int64_t ModelConfig::mlp_width() const {

@@ -11,6 +11,8 @@ namespace ebb {
 
 // How a model of the decay study makes its decays (models/decay_study.h).
 struct DecayConfig {
+  DecayConfig();  // not inline: GCC 12 would warn of strings that are not initialised
+
   std::string type = "simple";
   bool by_channel = true;   // "granularity": vector or scalar
   bool share = false;       // the key is what the decay leaves
