@@ -10,6 +10,7 @@
 #include "models/tokenizer.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
+#include "tests/temporary_folder.h"
 #include "train/config.h"
 #include "train/loader.h"
 #include "train/text_reader.h"
@@ -21,13 +22,6 @@ namespace fs = std::filesystem;
 
 class Data : public ::testing::Test {
  protected:
-  void SetUp() override {
-    folder_ = ::testing::TempDir() + "/ebb_data_" +
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  void TearDown() override { fs::remove_all(folder_); }
   std::string path(const std::string& name) const { return folder_ + "/" + name; }
   void put(const std::string& name, const std::string& text) const {
     write_file_atomically(path(name), text);
@@ -51,7 +45,8 @@ class Data : public ::testing::Test {
     }
     return "no error";
   }
-  std::string folder_;
+  testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(Data, ShardsKeepIdsAbove65535) {

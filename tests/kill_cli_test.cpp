@@ -16,6 +16,7 @@
 #include "tensor/file.h"
 #include "tensor/random.h"
 #include "tensor/safetensors.h"
+#include "tests/temporary_folder.h"
 #include "train/shards.h"
 
 namespace ebb {
@@ -26,10 +27,6 @@ namespace fs = std::filesystem;
 class KillTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = ::testing::TempDir() + "/ebb_kill_" +
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
     ShardWriter w(folder_ + "/text", Tokenizer::bytes().vocab_hash(), 257);
     for (uint64_t i = 0; i < 400; ++i) {
       std::vector<int64_t> ids;
@@ -57,8 +54,6 @@ class KillTest : public ::testing::Test {
         {"checkpoint_every", 1}};
     write_file_atomically(folder_ + "/recipe.json", recipe.dump());
   }
-  void TearDown() override { fs::remove_all(folder_); }
-
   pid_t start(const std::string& out) const {
     const pid_t pid = fork();
     if (pid == 0) {
@@ -87,7 +82,8 @@ class KillTest : public ::testing::Test {
     return all;
   }
 
-  std::string folder_;
+  testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
 };
 
 TEST_F(KillTest, TwentyKillsChangeNothing) {

@@ -11,6 +11,7 @@
 #include "tensor/compare.h"
 #include "tensor/safetensors.h"
 #include "tests/small_model.h"
+#include "tests/temporary_folder.h"
 #include "train/step.h"
 
 namespace ebb::testing {
@@ -164,7 +165,8 @@ TEST_P(KnownFaultsModel, B48_WeightDecayLeavesGatesAndNorms) {
 
 // B44: a gate's small steps survive saving and loading; files hold f32 whatever training ran in.
 TEST_P(KnownFaultsModel, B44_CheckpointsHoldGatesInF32) {
-  const std::string folder = ::testing::TempDir() + "/ebb_b44";
+  const testing::TemporaryFolder temporary;
+  const std::string folder = temporary.path();
   const auto model = small_model(1, GetParam());
   for (const NamedParameter& p : model->named_parameters())
     if (p.name.ends_with("A_log")) p.value().fill_(2.7707);  // bf16 knows 2.765625 and 2.78125
@@ -175,13 +177,12 @@ TEST_P(KnownFaultsModel, B44_CheckpointsHoldGatesInF32) {
   const StateDict a = model->state_dict(), b = load_model(folder)->state_dict();
   for (size_t i = 0; i < a.size(); ++i)
     EXPECT_TRUE(bitwise_equal(a[i].second, b[i].second)) << a[i].first;
-  std::filesystem::remove_all(folder);
 }
 
 // B56: token 70,000 through shard, loader, embedding and loss; 4,464 is what 16 bits make of it.
 TEST(KnownFaultsModelFiles, B56_LargeTokenIdsFromFileToLoss) {
-  const std::string folder = ::testing::TempDir() + "/ebb_b56";
-  std::filesystem::create_directories(folder);
+  const testing::TemporaryFolder temporary;
+  const std::string folder = temporary.path();
   ShardWriter writer(folder + "/t", 7, 131072);
   writer.add(std::vector<int64_t>{1, 70000, 2, 70000, 3});
   Loader loader({.shards = writer.finish(), .batch = 1, .length = 4, .shuffle = false}, 7);
@@ -205,7 +206,6 @@ TEST(KnownFaultsModelFiles, B56_LargeTokenIdsFromFileToLoss) {
     EXPECT_GT(norm(70000), 0);
     EXPECT_EQ(norm(4464), 0);
   }
-  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "tensor/file.h"
 #include "tensor/random.h"
 #include "tensor/safetensors.h"
+#include "tests/temporary_folder.h"
 
 namespace ebb {
 namespace {
@@ -65,7 +66,8 @@ TEST_P(GoldenModel, GreedyContinuation) {
 }
 
 TEST_P(GoldenModel, IsWrittenBackEqual) {
-  const std::string copy = ::testing::TempDir() + "/ebb_model_" + GetParam();
+  const testing::TemporaryFolder temporary;
+  const std::string copy = temporary.path();
   save_model(copy, *load_model(folder()));
   const SafeTensors a(folder() + "/model.safetensors"), b(copy + "/model.safetensors");
   ASSERT_EQ(a.names().size(), b.names().size());
@@ -73,7 +75,6 @@ TEST_P(GoldenModel, IsWrittenBackEqual) {
   const auto before = nlohmann::json::parse(read_file(folder() + "/config.json")),
              after = nlohmann::json::parse(read_file(copy + "/config.json"));
   for (const auto& [key, value] : before.items()) EXPECT_EQ(after.at(key), value) << key;
-  std::filesystem::remove_all(copy);
 }
 
 // Known faults B22, B26: prompts of 1 to 3 tokens, any split, a batch of unequal prompts.

@@ -16,6 +16,7 @@
 #include "tensor/check.h"
 #include "tensor/compare.h"
 #include "tensor/random.h"
+#include "tests/temporary_folder.h"
 
 namespace ebb {
 namespace {
@@ -222,7 +223,8 @@ TEST(Rwkv7, PostSpansTheLadderWithNativeBiases) {
 
 TEST(Rwkv7, ScalesAreSavedAndLoaded) {
   const NoGrad off;
-  const std::string folder = ::testing::TempDir() + "/ebb_rwkv7_scales";
+  const testing::TemporaryFolder temporary;
+  const std::string folder = temporary.path();
   const auto model = random_model(small_config(), 3);
   calibrate_dami(*model, {}, {});
   save_model(folder, *model);
@@ -232,7 +234,6 @@ TEST(Rwkv7, ScalesAreSavedAndLoaded) {
             values(*model, "model.layers.0.attn.A_log"));
   const Tensor tokens = random_tokens(1, 40);
   EXPECT_TRUE(bitwise_equal(again->hidden(tokens).value(), model->hidden(tokens).value()));
-  std::filesystem::remove_all(folder);
 }
 
 // L2 wrap: the loss as it is; each row's first maximum gains f·logit/count in the gradient.

@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "tensor/check.h"
+#include "tests/temporary_folder.h"
 
 namespace ebb {
 namespace {
@@ -37,11 +38,10 @@ TEST(Tokenizer, SpansAreWhereTheIdsComeFrom) {
 }
 
 TEST(Tokenizer, FolderRoundTrip) {
-  const std::string folder = ::testing::TempDir() + "/ebb_tokenizer";
-  std::filesystem::create_directories(folder);
+  const testing::TemporaryFolder temporary;
+  const std::string folder = temporary.path();
   Tokenizer::bytes().save(folder);
   EXPECT_EQ(Tokenizer::load(folder).vocab_hash(), Tokenizer::bytes().vocab_hash());
-  std::filesystem::remove_all(folder);
 }
 
 TEST(Tokenizer, MissingFilesAreNamed) {

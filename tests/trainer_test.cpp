@@ -15,6 +15,7 @@
 #include "tensor/file.h"
 #include "tensor/random.h"
 #include "tensor/safetensors.h"
+#include "tests/temporary_folder.h"
 
 namespace ebb {
 namespace {
@@ -25,10 +26,6 @@ using nlohmann::json;
 class TrainerTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    folder_ = ::testing::TempDir() + "/ebb_train_" +
-              ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
     // Short sentences over a small alphabet, so that a few steps learn something.
     ShardWriter w(folder_ + "/text", Tokenizer::bytes().vocab_hash(), 257);
     for (uint64_t i = 0; i < 300; ++i) {
@@ -41,8 +38,6 @@ class TrainerTest : public ::testing::Test {
     }
     shards_ = w.finish();
   }
-  void TearDown() override { fs::remove_all(folder_); }
-
   TrainConfig config(const std::string& out) const {
     TrainConfig c = parse_train_config(
         {{"model",
@@ -101,7 +96,8 @@ class TrainerTest : public ::testing::Test {
     return "no error";
   }
 
-  std::string folder_;
+  testing::TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.path();
   std::vector<std::string> shards_;
 };
 
