@@ -114,6 +114,7 @@ set(EBB_OP_TABLE_SOURCES
   tests/op_rows/elementwise.cpp
   tests/op_rows/gate.cpp
   tests/op_rows/linear_attention.cpp
+  tests/op_rows/linear_attention_inputs.cpp
   tests/op_rows/loss.cpp
   tests/op_rows/matmul.cpp
   tests/op_rows/movement.cpp

@@ -3,228 +3,13 @@
 
 #include "ops/gated_linear_attention.h"
 #include "ops/ssd.h"
-#include "tests/op_rows/delta_inputs.h"
+#include "tests/op_rows/linear_attention_inputs.h"
 #include "tests/reference/linear_attention.h"
 
 namespace ebb::testing {
 namespace {
 
-struct Case {
-  std::string name = {};
-  int64_t batch = 1, time = 1, groups = 1, heads = 1, key_dim = 8, value_dim = 8;
-  std::vector<int64_t> cu = {};
-  bool h0 = true, final_state = true, weight = false, skip = false;
-  bool by_channel = false, shared = false;  // g [B,T,H,K]; k = 1 − e^g
-  int64_t memory = 0;
-  Decay decay = Decay::usual;
-  int64_t chunk = 64;
-  // SSD only.
-  bool softplus = true, log_A = false, bias = true;
-  double dt_mean = -1, a_min = -3, dt_min = 0, dt_max = std::numeric_limits<double>::infinity();
-
-  int64_t sequences() const { return cu.empty() ? batch : int64_t(cu.size()) - 1; }
-  Shape keys() const { return {batch, time, groups, key_dim}; }
-  Shape values() const { return {batch, time, heads, value_dim}; }
-  Shape gates() const {
-    Shape s = values().first(3);
-    if (by_channel) s.push_back(key_dim);
-    return s;
-  }
-  Shape state() const { return {sequences(), heads, key_dim, value_dim}; }
-  SeqLayout layout(Device device) const {
-    return cu.empty() ? SeqLayout() : SeqLayout::packed(cu, device);
-  }
-};
-
-std::vector<Case> cases() {
-  return {
-      {.name = "t1", .batch = 2, .groups = 2, .heads = 4, .key_dim = 16, .value_dim = 32},
-      {.name = "tiny",
-       .time = 3,
-       .key_dim = 2,
-       .value_dim = 2,
-       .weight = true,
-       .skip = true,
-       .memory = 2},
-      {.name = "t17_odd", .time = 17, .heads = 2, .key_dim = 5, .value_dim = 7, .skip = true},
-      {.name = "t63_nostate", .time = 63, .key_dim = 16, .h0 = false, .final_state = false},
-      {.name = "t64", .batch = 2, .time = 64, .key_dim = 32, .value_dim = 16, .weight = true},
-      {.name = "t65", .time = 65, .groups = 2, .heads = 2, .key_dim = 16, .value_dim = 32},
-      {.name = "t97_noh0", .batch = 2, .time = 97, .key_dim = 16, .value_dim = 33, .h0 = false},
-      {.name = "t200_k128_v64",
-       .time = 200,
-       .heads = 2,
-       .key_dim = 128,
-       .value_dim = 64,
-       .weight = true,
-       .skip = true},
-      {.name = "grouped",
-       .batch = 2,
-       .time = 80,
-       .groups = 2,
-       .heads = 6,
-       .key_dim = 16,
-       .value_dim = 16,
-       .weight = true,
-       .skip = true},
-      {.name = "packed",
-       .time = 200,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 24,
-       .cu = {0, 0, 1, 66, 66, 130, 197, 200, 200}},
-      {.name = "packed_rows",
-       .batch = 2,
-       .time = 70,
-       .heads = 2,
-       .key_dim = 7,
-       .value_dim = 5,
-       .cu = {0, 65, 65, 140},
-       .h0 = false,
-       .weight = true,
-       .memory = 16},
-      {.name = "memory16",
-       .batch = 2,
-       .time = 75,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 16,
-       .weight = true,
-       .memory = 16},
-      {.name = "memory80",
-       .time = 200,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 16,
-       .skip = true,
-       .memory = 80},
-      {.name = "memory256",
-       .time = 300,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 8,
-       .weight = true,
-       .memory = 256},
-      {.name = "memory_packed",
-       .time = 200,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 24,
-       .cu = {0, 0, 1, 90, 90, 200},
-       .weight = true,
-       .memory = 70,
-       .chunk = 32},
-      {.name = "memory_only",
-       .time = 40,
-       .key_dim = 8,
-       .h0 = false,
-       .final_state = false,
-       .memory = 12},
-      {.name = "extreme",
-       .time = 150,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 16,
-       .decay = Decay::extreme},
-      {.name = "extreme_memory",
-       .time = 150,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 16,
-       .weight = true,
-       .memory = 100,
-       .decay = Decay::extreme},
-      {.name = "ungated", .time = 100, .key_dim = 16, .value_dim = 16, .decay = Decay::none},
-      {.name = "empty",
-       .batch = 2,
-       .time = 0,
-       .heads = 2,
-       .weight = true,
-       .skip = true,
-       .memory = 4},
-      {.name = "no_batch", .batch = 0, .time = 5, .heads = 2},
-      {.name = "chunk1", .time = 9, .heads = 2, .chunk = 1},
-      {.name = "chunk50", .time = 120, .key_dim = 16, .value_dim = 16, .chunk = 50},
-      {.name = "chunk256", .time = 300, .key_dim = 16, .value_dim = 16, .chunk = 256},
-      {.name = "k256_v256",
-       .batch = 2,
-       .time = 70,
-       .key_dim = 256,
-       .value_dim = 256,
-       .cu = {0, 30, 35, 70, 140},
-       .weight = true},
-  };
-}
-
-// A decay per channel.
-std::vector<Case> channel_cases() {
-  std::vector<Case> all = {
-      {.name = "t1", .batch = 2, .groups = 2, .heads = 4, .key_dim = 16, .value_dim = 32},
-      {.name = "tiny", .time = 3, .key_dim = 2, .value_dim = 2},
-      {.name = "tiny_shared", .time = 3, .key_dim = 2, .value_dim = 2, .shared = true},
-      {.name = "t17_odd", .time = 17, .heads = 2, .key_dim = 5, .value_dim = 7},
-      {.name = "t63_nostate", .time = 63, .key_dim = 16, .h0 = false, .final_state = false},
-      {.name = "t64", .batch = 2, .time = 64, .key_dim = 32, .value_dim = 16},
-      {.name = "t65", .time = 65, .groups = 2, .heads = 2, .key_dim = 16, .value_dim = 32},
-      {.name = "t97_noh0", .batch = 2, .time = 97, .key_dim = 16, .value_dim = 33, .h0 = false},
-      {.name = "t200_k128_v64", .time = 200, .heads = 2, .key_dim = 128, .value_dim = 64},
-      {.name = "shared",
-       .batch = 2,
-       .time = 80,
-       .groups = 4,
-       .heads = 4,
-       .key_dim = 64,
-       .value_dim = 64,
-       .shared = true},
-      {.name = "shared_odd", .time = 41, .key_dim = 7, .value_dim = 9, .shared = true},
-      {.name = "grouped",
-       .batch = 2,
-       .time = 80,
-       .groups = 2,
-       .heads = 6,
-       .key_dim = 16,
-       .value_dim = 16},
-      {.name = "packed",
-       .time = 200,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 24,
-       .cu = {0, 0, 1, 66, 66, 130, 197, 200, 200}},
-      {.name = "packed_rows",
-       .batch = 2,
-       .time = 70,
-       .groups = 2,
-       .heads = 2,
-       .key_dim = 7,
-       .value_dim = 5,
-       .cu = {0, 65, 65, 140},
-       .h0 = false,
-       .shared = true},
-      {.name = "extreme",
-       .time = 150,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 16,
-       .decay = Decay::extreme},
-      {.name = "ungated", .time = 100, .key_dim = 16, .value_dim = 16, .decay = Decay::none},
-      {.name = "empty", .batch = 2, .time = 0, .heads = 2},
-      {.name = "no_batch", .batch = 0, .time = 5, .heads = 2},
-      {.name = "chunk1", .time = 9, .heads = 2, .chunk = 1},
-      {.name = "chunk50", .time = 120, .key_dim = 16, .value_dim = 16, .chunk = 50},
-      {.name = "chunk256", .time = 300, .key_dim = 16, .value_dim = 16, .chunk = 256},
-      {.name = "k256_v256",
-       .batch = 2,
-       .time = 70,
-       .key_dim = 256,
-       .value_dim = 256,
-       .cu = {0, 30, 35, 70, 140}},
-  };
-  for (Case& c : all) {
-    c.name = "channel_" + c.name;
-    c.by_channel = true;
-  }
-  return all;
-}
+using Case = LinearAttentionCase;
 
 std::vector<Var> outputs(const Var& o, const Var& ht, const Var& contributions) {
   std::vector<Var> all{o};
@@ -338,87 +123,6 @@ OpCase ssd_case(Draw& draw, const Case& s) {
   };
   c.jacobian = s.batch * s.time * s.heads * s.value_dim <= 12;
   return c;
-}
-
-std::vector<Case> ssd_cases() {
-  return {
-      {.name = "t1",
-       .batch = 2,
-       .groups = 2,
-       .heads = 4,
-       .key_dim = 16,
-       .value_dim = 32,
-       .skip = true},
-      {.name = "tiny", .time = 3, .key_dim = 2, .value_dim = 2, .skip = true, .memory = 2},
-      {.name = "t67", .time = 67, .heads = 2, .key_dim = 16, .value_dim = 32, .skip = true},
-      {.name = "t67_plain",
-       .time = 67,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 32,
-       .h0 = false,
-       .final_state = false,
-       .bias = false},
-      {.name = "log_A",
-       .batch = 2,
-       .time = 70,
-       .heads = 4,
-       .key_dim = 32,
-       .value_dim = 16,
-       .skip = true,
-       .log_A = true},
-      {.name = "groups",
-       .time = 90,
-       .groups = 2,
-       .heads = 4,
-       .key_dim = 16,
-       .value_dim = 16,
-       .skip = true,
-       .memory = 32},
-      {.name = "packed",
-       .batch = 2,
-       .time = 70,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 8,
-       .cu = {0, 0, 65, 140},
-       .skip = true,
-       .memory = 16},
-      // dt_bias + softplus of a padded row would not be zero: the last chunk is ragged.
-      {.name = "big_dt",
-       .time = 80,
-       .heads = 2,
-       .key_dim = 16,
-       .value_dim = 16,
-       .skip = true,
-       .dt_mean = 25,
-       .a_min = -0.2},
-      {.name = "small_dt", .time = 100, .heads = 2, .key_dim = 16, .value_dim = 16, .dt_mean = -7},
-      {.name = "raw_dt",
-       .time = 40,
-       .heads = 2,
-       .key_dim = 8,
-       .value_dim = 8,
-       .softplus = false,
-       .bias = false},
-      {.name = "limits",
-       .time = 40,
-       .heads = 2,
-       .key_dim = 8,
-       .value_dim = 8,
-       .dt_min = 0.2,
-       .dt_max = 0.5},
-      {.name = "empty", .batch = 2, .time = 0, .heads = 2, .skip = true},
-      {.name = "chunk40", .time = 100, .key_dim = 16, .value_dim = 16, .chunk = 40},
-      {.name = "model",
-       .time = 130,
-       .heads = 4,
-       .key_dim = 128,
-       .value_dim = 64,
-       .skip = true,
-       .log_A = true,
-       .dt_mean = -4},
-  };
 }
 
 // One valid call with one thing changed.
@@ -576,11 +280,12 @@ std::vector<OpError> ssd_errors() {
 
 std::vector<OpRow> linear_attention_rows(Draw& draw) {
   OpRow attention{.op = "gated_linear_attention", .errors = attention_errors()};
-  for (const Case& s : cases()) attention.cases.push_back(attention_case(draw, s));
+  for (const Case& s : linear_attention_cases()) attention.cases.push_back(attention_case(draw, s));
   OpRow ssd_row{.op = "ssd", .errors = ssd_errors()};
   for (const Case& s : ssd_cases()) ssd_row.cases.push_back(ssd_case(draw, s));
   // Drawn last: the numbers of the other cases stay what they were.
-  for (const Case& s : channel_cases()) attention.cases.push_back(attention_case(draw, s));
+  for (const Case& s : channel_attention_cases())
+    attention.cases.push_back(attention_case(draw, s));
   return {attention, ssd_row};
 }
 
