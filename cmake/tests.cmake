@@ -68,5 +68,6 @@ set(EBB_CUDA_TESTS
   norm_properties.cpp
   op_harness.cpp
   optimizer_cuda_test.cpp
+  rerun_cuda_test.cpp
   state_memory_cuda_test.cpp
 )
