@@ -1,29 +1,167 @@
 #!/usr/bin/env python3
-"""Times the public Triton kernels (flash-linear-attention, installed by you), or torch.compile
-where there is none, on the shapes of `ebb bench ops`, on the same GPU, as users run them and
-replayed as a CUDA graph.
+"""Times the public kernels that rows of `ebb bench ops` are compared with, on the same GPU and
+shapes: as users run them and replayed as a CUDA graph, with the memory that a forward and backward
+pass takes beyond its inputs. Ratios where `ebb bench ops --json` is given.
 
-  pip install flash-linear-attention
-  python3 tools/bench_peers.py --json peers.json [--filter rms] [--merge ebb.json]
+  pip install flash-linear-attention        # and mamba_ssm; torch with a GPU
+  python3 tools/bench_peers.py --list
+  python3 tools/bench_peers.py --warm 16 --filter 'kda|gdn2'      # compiles only, in parallel
+  python3 tools/bench_peers.py --filter 'kda|gdn2' --json peers.json --merge bench.json
+  python3 tools/bench_peers.py --compare --json peers.json --merge bench.json
 
---merge reads the JSON of `ebb bench ops` and prints ebb / peer ratios beside each other.
+Every row runs in a child process under a time limit: one that crashes or never ends costs its own
+figures only. FILE of --json is rewritten after every row; rows that it has already and that are not
+measured again stay in it.
 """
 import argparse
+import contextlib
+import gc
 import json
+import os
+import pathlib
 import re
+import signal
 import statistics
+import sys
+import zlib
 
-import torch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from peer_worker import first_line, run_all  # noqa: E402
 
-DEV, DT = "cuda", torch.bfloat16
+KEYS = ("fwd_graph_ms", "fwd_bwd_graph_ms", "extra_bytes")
 
 
-def rand(*shape, dtype=DT, scale=1.0, grad=True):
-    return (torch.randn(*shape, device=DEV) * scale).to(dtype).requires_grad_(grad)
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("--filter", default="", help="regular expression that a row's name contains")
+    p.add_argument("--json", help="results, rewritten after every row")
+    p.add_argument("--merge", action="append", default=[], metavar="FILE",
+                   help="JSON of `ebb bench ops --json`; may be given several times")
+    p.add_argument("--limit", type=float, default=240, help="seconds per row (default 240)")
+    p.add_argument("--budget", type=float, help="seconds for everything: later rows are left out")
+    p.add_argument("--missing", action="store_true",
+                   help="only rows that FILE of --json does not have yet, or has with an error")
+    p.add_argument("--time-refused", action="store_true",
+                   help="also time the gated backward kernel that the library refuses to run with "
+                   "some\nTriton versions on Hopper (its results are wrong there; only its speed "
+                   "is of interest)")
+    mode = p.add_mutually_exclusive_group()
+    mode.add_argument("--list", action="store_true", help="rows and peers; runs nothing")
+    mode.add_argument("--warm", type=int, metavar="N",
+                      help="measure nothing: fill the compilers' caches with N processes at once")
+    mode.add_argument("--compare", action="store_true",
+                      help="measure nothing: print FILE of --json beside --merge")
+    mode.add_argument("--dry-run", action="store_true",
+                      help="measure nothing: every call once on the CPU, with short inputs and the "
+                      "kernels interpreted")
+    args = p.parse_args()
+    if (args.compare or args.missing) and not args.json:
+        p.error("--compare and --missing need --json")
+    return args
+
+
+def read_rows(path):
+    if not path or not os.path.exists(path):
+        return []
+    with open(path) as f:
+        return json.load(f)["results"]
+
+
+def write(path, rows):
+    if not path:
+        return
+    import torch
+    header = {"torch": torch.__version__}
+    for row in rows:  # written by the children: this process leaves the GPU alone
+        header.update(row.get("made_with", {}))
+    clean = [{k: v for k, v in row.items() if k != "made_with"} for row in rows]
+    if os.path.exists(path):
+        with open(path) as f:
+            header = {**{k: v for k, v in json.load(f).items() if k != "results"}, **header}
+    with open(path + ".part", "w") as f:
+        json.dump({**header, "results": clean}, f, indent=1)
+    os.replace(path + ".part", path)
+
+
+def our_rows(paths):
+    """name of a bench row -> the figures that KEYS name."""
+    ours = {}
+    for path in paths:
+        with open(path) as f:
+            rows = json.load(f)["rows"]
+        for row in rows:
+            if "forward" not in row:  # it failed there
+                continue
+            fwd, bwd = row["forward"]["ms"], (row.get("backward") or {}).get("ms", 0)
+            mine = {"fwd_graph_ms": fwd, "fwd_bwd_graph_ms": fwd + bwd}
+            if "memory" in row:  # beyond inputs and upstream gradients, as measure() counts
+                mine["extra_bytes"] = row["memory"]["peak_bytes"] - row["memory"]["given_bytes"]
+            ours[f"{row['op']} {row['shape']}"] = mine
+    return ours
+
+
+def add_ratios(row, ours):
+    mine = ours.get(row.get("row", row["name"]), {})
+    for key in KEYS:
+        if key in row and key in mine:
+            row["ebb_" + key], row["ratio_" + key] = mine[key], row[key] / mine[key]
+
+
+def show(row):
+    line = [f"{row['name']:62}"]
+    for what, title in (("fwd", "fwd"), ("fwd_bwd", "fwd+bwd")):
+        if f"{what}_graph_ms" in row:
+            line.append(f"{title} {row[f'{what}_graph_ms']:.4f} (eager "
+                        f"{row[f'{what}_eager_ms']:.4f}) ms")
+            if f"ratio_{what}_graph_ms" in row:
+                line[-1] += (f", ebb {row[f'ebb_{what}_graph_ms']:.4f}: "
+                             f"x{row[f'ratio_{what}_graph_ms']:.2f}")
+    if "extra_bytes" in row:
+        line.append(f"extra {row['extra_bytes'] / 1e6:.0f} MB")
+        if "ratio_extra_bytes" in row:
+            line[-1] += f", ebb {row['ebb_extra_bytes'] / 1e6:.0f}: x{row['ratio_extra_bytes']:.2f}"
+    if "error" in row:
+        line.append("ERROR " + row["error"])
+    elif len(line) == 1:
+        line.append(row.get("note", "ok"))
+    if "seconds" in row:
+        line.append(f"[{row['seconds']:.0f} s]")
+    print("  ".join(line), flush=True)
+
+
+# In the children.
+
+class CompileOnly:
+    """Lets Triton's autotuner compile instead of measure: of every kernel's configurations those
+    of this part, once each. What it would pick in the company of other processes is not stored."""
+    parts = part = 0
+    tuners = set()
+
+    @classmethod
+    def set_up(cls, parts, part):
+        from triton.runtime.autotuner import Autotuner
+        cls.parts, cls.part = parts, part
+        for tuner in cls.tuners:  # what an earlier part has picked
+            tuner.cache.clear()
+        if Autotuner._bench is cls.bench:
+            return
+        cls.original, Autotuner._bench = Autotuner._bench, cls.bench
+        Autotuner.check_disk_cache = lambda tuner, key, configs, run: run()
+
+    @staticmethod
+    def bench(tuner, *args, config, **meta):
+        cls = CompileOnly
+        cls.tuners.add(tuner)
+        name = f"{tuner.base_fn.__name__} {config}"
+        if not cls.parts or zlib.crc32(name.encode()) % cls.parts != cls.part:
+            return [float("inf")] * 3
+        tuner.__dict__["do_bench"] = lambda call, quantiles=None: (call(), [1.0] * 3)[1]
+        return cls.original(tuner, *args, config=config, **meta)
 
 
 def time_ms(fn, repeats=20):
     """Median over repeats, each a batch long enough for the clock."""
+    import torch
     for _ in range(3):
         fn()
     torch.cuda.synchronize()
@@ -40,6 +178,7 @@ def time_ms(fn, repeats=20):
 
 
 def graph_ms(fn):
+    import torch
     for _ in range(3):
         fn()
     torch.cuda.synchronize()
@@ -49,257 +188,159 @@ def graph_ms(fn):
     return time_ms(graph.replay)
 
 
-def cases():
-    """name -> (inputs, forward); names equal those of `ebb bench ops`."""
-    import torch.nn.functional as F
-    from fla.modules.activations import swiglu
-    from fla.modules.conv.causal_conv1d import causal_conv1d
-    from fla.modules.fused_norm_gate import rms_norm_gated
-    from fla.modules.l2norm import l2norm
-    from fla.modules.layernorm import rms_norm
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-    from fla.ops.gdn2 import chunk_gdn2
-    from fla.ops.kda import chunk_kda, fused_recurrent_kda
-    from fla.ops.rwkv7 import chunk_rwkv7
-    from fla.ops.simple_gla import chunk_simple_gla
-
-    n = 32768
-    x, w = rand(1, n, 512), rand(512)
-    yield "rms_norm 32768x512", [x, w], lambda: rms_norm(x, w, None, eps=1e-6)
-    r, x2 = rand(1, n, 512), rand(1, n, 512)
-    yield ("add_rms_norm 32768x512", [x2, r, w],
-           lambda: rms_norm(x2, w, None, residual=r, eps=1e-6, prenorm=True))
-    h = rand(1, n, 8, 64)
-    yield "l2_norm 32768 H8 K64", [h], lambda: l2norm(h)
-    o, g, wv = rand(1, n, 6, 128), rand(1, n, 6, 128), rand(128)
-    yield ("gated_rms_norm 32768 H6 V128", [o, g, wv],
-           lambda: rms_norm_gated(o, g, wv, None, eps=1e-6))
-    c, wc = rand(8, 4096, 1536), rand(1536, 4, scale=0.3)
-    yield ("causal_conv1d B8 T4096 D1536 W4", [c, wc],
-           lambda: causal_conv1d(c, wc, activation="silu")[0])
-    a, b = rand(1, n, 1536), rand(1, n, 1536)
-    yield "swiglu 32768x1536", [a, b], lambda: swiglu(a, b)
-
-    def delta(B, T, H, K, V):
-        q = F.normalize(torch.randn(B, T, H, K, device=DEV), dim=-1).to(DT).requires_grad_()
-        k = F.normalize(torch.randn(B, T, H, K, device=DEV), dim=-1).to(DT).requires_grad_()
-        v = rand(B, T, H, V)
-        gate = F.logsigmoid(torch.randn(B, T, H, device=DEV)).requires_grad_()
-        beta = torch.rand(B, T, H, device=DEV).requires_grad_()
-        return [q, k, v, gate, beta], lambda: chunk_gated_delta_rule(q, k, v, gate, beta)[0]
-
-    for shape in [(8, 4096, 6, 64, 128), (1, 32768, 6, 64, 128), (2, 8192, 16, 128, 128)]:
-        inputs, fn = delta(*shape)
-        yield "gated_delta_rule B{} T{} H{} K{} V{}".format(*shape), inputs, fn
-
-    def channel(kind, B, T, H, K, V):
-        (q, k, v, _, beta), _ = delta(B, T, H, K, V)
-        gate = F.logsigmoid(torch.randn(B, T, H, K, device=DEV)).requires_grad_()
-        if kind == "kda":
-            return [q, k, v, gate, beta], lambda: chunk_kda(q, k, v, gate, beta)[0]
-        b = torch.rand(B, T, H, K, device=DEV).to(DT).requires_grad_()
-        w = torch.rand(B, T, H, V, device=DEV).to(DT).requires_grad_()
-        return [q, k, v, gate, b, w], lambda: chunk_gdn2(q, k, v, gate, b, w)[0]
-
-    for kind, *shape in [("kda", 8, 4096, 6, 64, 128), ("kda", 1, 32768, 6, 64, 128),
-                         ("gdn2", 8, 4096, 6, 64, 128)]:
-        inputs, fn = channel(kind, *shape)
-        yield "{} B{} T{} H{} K{} V{}".format(kind, *shape), inputs, fn
-
-    def rwkv7(B, T, H, K, V):
-        r, k, v = rand(B, T, H, K), rand(B, T, H, K, scale=K ** -0.5), rand(B, T, H, V)
-        w = (-0.6065 * torch.rand(B, T, H, K, device=DEV)).to(DT).requires_grad_()
-        kk = F.normalize(torch.randn(B, T, H, K, device=DEV), dim=-1)
-        a = (-kk).to(DT).requires_grad_()
-        b = (kk * torch.rand(B, T, H, K, device=DEV)).to(DT).requires_grad_()
-        return [r, w, k, v, a, b], lambda: chunk_rwkv7(r=r, w=w, k=k, v=v, a=a, b=b, scale=1.0)[0]
-
-    for shape in [(8, 4096, 8, 64, 64), (2, 8192, 32, 64, 64)]:
-        inputs, fn = rwkv7(*shape)
-        yield "dplr B{} T{} H{} K{} V{}".format(*shape), inputs, fn
-
-    # One token of decoding: no backward pass, an f32 state that is read and written.
-    def step(recurrent, B, H, K, V, gates):
-        (q, k, v, _, beta), _ = delta(B, 1, H, K, V)
-        gate = F.logsigmoid(torch.randn(B, 1, H, *gates, device=DEV))
-        state = torch.randn(B, H, K, V, device=DEV)
-        return lambda: recurrent(q, k, v, g=gate, beta=beta, initial_state=state,
-                                 output_final_state=True)[0]
-
-    for batch in (64, 256):
-        shape = f"B{batch} H6 K64 V128"
-        yield (f"gated_delta_rule_step {shape}", None,
-               step(fused_recurrent_gated_delta_rule, batch, 6, 64, 128, ()))
-        yield f"kda_step {shape}", None, step(fused_recurrent_kda, batch, 6, 64, 128, (64,))
-
-    B, T, H, K, V = 8, 4096, 6, 64, 128
-    q, k, v = rand(B, T, H, K), rand(B, T, H, K), rand(B, T, H, V)
-    gate = F.logsigmoid(torch.randn(B, T, H, device=DEV)).requires_grad_()
-    yield (f"gated_linear_attention B{B} T{T} H{H} K{K} V{V}", [q, k, v, gate],
-           lambda: chunk_simple_gla(q, k, v, gate, scale=K ** -0.5)[0])
-    yield from ssd_cases()
-    yield from sma_cases()
-
-
-def state_memory_attention(q, e, c, memories, gate, base, chunk, eps=1e-6, eps_row=1e-12):
-    """The definition as PyTorch operations, for torch.compile: no public kernel exists. q, c
-    [B,T,N], e [B,T,P], memories [B,M,H,N,P], gate [B,T], base [B,T,H,P]."""
-    def unit(x, eps):
-        x = x.float()
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-    B, T, N = q.shape
-    runs = memories.shape[1]
-    tokens, run = torch.arange(T, device=q.device), torch.arange(runs, device=q.device)
-    visible = (tokens[None] // chunk > run[:, None])[:, None]  # [M,1,T]
-    keys = torch.einsum("btn,bmhnp->bmhtp", unit(q, eps).to(DT), unit(memories, eps_row).to(DT))
-    logits = (keys * unit(e, eps)[:, None, None]).sum(-1) * N ** -0.5
-    # A token that sees nothing: finite logits, then no weight.
-    weights = torch.softmax(logits.masked_fill(~visible, -1e30), 1) * visible
-    values = torch.einsum("btn,bmhnp->bmhtp", c, memories.to(DT))
-    read = (weights[..., None] * values).sum(1)  # [B,H,T,P]
-    return base + (gate[:, :, None, None] * read.transpose(1, 2)).to(DT)
-
-
-def sma_cases():
-    compiled = torch.compile(state_memory_attention, dynamic=False)
-    for B, T, H, N, P, S in [(8, 4096, 16, 128, 64, 256), (8, 1024, 16, 64, 64, 16)]:
-        q, e, c = rand(B, T, N), rand(B, T, P), rand(B, T, N)
-        memories = rand(B, T // S, H, N, P, dtype=torch.float32, scale=0.05)
-        gate, base = rand(B, T), rand(B, T, H, P)
-
-        def fn(q=q, e=e, c=c, memories=memories, gate=gate, base=base, S=S):
-            return compiled(q, e, c, memories, gate, base, S)
-
-        yield (f"state_memory_attention B{B} T{T} H{H} N{N} P{P} S{S}",
-               [q, e, c, memories, gate, base], fn)
-
-
-def ssd_cases():
-    """mamba_ssm's kernels, where that package is installed (only its Triton part is needed)."""
-    try:
-        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-    except ImportError as error:
-        print(f"mamba_ssm: {error}; its rows are left out")
-        return
-    P, N = 64, 128
-    for B, T, H in [(8, 4096, 16), (2, 8192, 64)]:
-        x, b, c = rand(B, T, H, P), rand(B, T, 1, N), rand(B, T, 1, N)
-        dt = (torch.randn(B, T, H, device=DEV) - 3).to(DT).requires_grad_()
-        a = (-torch.exp(2.7 * torch.rand(H, device=DEV))).requires_grad_()
-        d, bias = rand(H, dtype=torch.float32), rand(H, dtype=torch.float32, scale=0.1)
-
-        def fn(x=x, dt=dt, a=a, b=b, c=c, d=d, bias=bias):
-            return mamba_chunk_scan_combined(x, dt, a, b, c, chunk_size=256, D=d, dt_bias=bias,
-                                             dt_softplus=True)
-
-        yield f"ssd B{B} T{T} H{H} P{P} N{N}", [x, dt, a, b, c, d, bias], fn
-
-    from mamba_ssm.ops.triton.selective_state_update import selective_state_update
-    H = 16
-    for B in (64, 256):
-        state, x, dt = torch.randn(B, H, P, N, device=DEV), rand(B, H, P), rand(B, H)
-        b, c = rand(B, 1, N), rand(B, 1, N)
-        per_head = [torch.randn(H, device=DEV) for _ in range(3)]  # log(−A), D, dt_bias
-
-        def step(state=state, x=x, dt=dt, b=b, c=c, per_head=per_head):
-            a, d, bias = per_head
-            return selective_state_update(
-                state, x, dt[..., None].expand(-1, -1, P), -torch.exp(a)[:, None, None].expand(
-                    -1, P, N), b, c, D=d[:, None].expand(-1, P),
-                dt_bias=bias[:, None].expand(-1, P), dt_softplus=True)
-
-        yield f"ssd_step B{B} H{H} P{P} N{N}", None, step
-
-
-def measure(inputs, forward):
-    """inputs: None where there is no backward pass."""
-    if inputs is None:
-        with torch.no_grad():
-            return {"fwd_eager_ms": time_ms(forward), "fwd_graph_ms": graph_ms(forward)}
-    first = forward()
-    outputs = first if isinstance(first, tuple) else (first,)
-    dys = [torch.randn_like(y) for y in outputs if y.requires_grad]
+def passes(case):
+    """The two functions that are timed: forward alone, and both passes (or None)."""
+    import torch
 
     def forward_only():
         with torch.no_grad():
-            forward()
+            return case.forward()
+    if case.inputs is None:
+        return forward_only, None
+    dys = []
 
     def both():
-        ys = forward()
+        ys = case.forward()
         ys = [y for y in (ys if isinstance(ys, tuple) else (ys,)) if y.requires_grad]
-        torch.autograd.grad(ys, inputs, dys)
+        if not dys:
+            dys.extend(torch.randn_like(y) for y in ys)
+        return torch.autograd.grad(ys, case.inputs, dys)
+    return forward_only, both
 
+
+def measure(case, report):
+    import torch
+    forward_only, both = passes(case)
+    key = "fwd_bwd" if case.whole else "fwd"
+    report({f"{key}_eager_ms": time_ms(forward_only), f"{key}_graph_ms": graph_ms(forward_only)})
+    if both is None:
+        return
     both()  # tunes the kernels, which takes memory of its own
-    del first, outputs
     torch.cuda.synchronize()
+    gc.collect()
     torch.cuda.reset_peak_memory_stats()
     base = torch.cuda.memory_allocated()
     both()
     torch.cuda.synchronize()
-    extra = torch.cuda.max_memory_allocated() - base
-    return {"fwd_eager_ms": time_ms(forward_only), "fwd_graph_ms": graph_ms(forward_only),
-            "fwd_bwd_eager_ms": time_ms(both), "fwd_bwd_graph_ms": graph_ms(both),
-            "extra_bytes": extra}
+    report({"extra_bytes": torch.cuda.max_memory_allocated() - base})
+    report({"fwd_bwd_eager_ms": time_ms(both), "fwd_bwd_graph_ms": graph_ms(both)})
 
 
-def main():
+def versions():
+    import importlib.metadata as metadata
+    import torch
+    found = {"gpu": torch.cuda.get_device_name()}
+    for name in ("fla-core", "mamba_ssm", "triton"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:  # unpacked beside, without its record
+            module = sys.modules.get(name.replace("-core", ""))
+            if getattr(module, "__version__", None):
+                found[name] = module.__version__
+    return found
+
+
+def run_row(task, report):
+    """task: (name, part, parts, mode)."""
+    name, part, parts, mode = task
+    if mode == "dry":
+        os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+    import peer_rows
+    if mode == "dry":
+        peer_rows.Setting.device, peer_rows.Setting.dtype = "cpu", torch.float32
+        peer_rows.Setting.tiny = True
+        torch.cuda.device = lambda device: contextlib.nullcontext()
+        torch.set_num_threads(1)
+    if mode != "measure":
+        CompileOnly.set_up(0 if mode == "dry" else parts, part)
+    if "refused" in os.environ.get("EBB_PEERS", ""):
+        import fla.ops.common.chunk_o as chunk_o
+        chunk_o.TRITON_ABOVE_3_7_1 = True
+    peer = {p.name: p for p in peer_rows.peers()}[name]
+    if mode == "dry":
+        try:
+            run_once(peer.make())
+        except Exception as error:
+            if type(error).__name__ != "InterpreterError":
+                raise
+            # The library took the arguments and has reached its kernels.
+            report({"note": f"the interpreter cannot run a kernel of it: {first_line(error)}"})
+        return
     # Everything on one side stream: a graph can only be captured off the default one, and autograd
     # runs each backward where its forward ran.
     with torch.cuda.stream(torch.cuda.Stream()):
-        run()
+        case = peer.make()
+        if mode == "warm":
+            run_once(case)
+        else:
+            report({"made_with": versions()})
+            measure(case, report)
+        torch.cuda.synchronize()
+    del case
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
-def run():
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--json")
-    p.add_argument("--filter", default="")
-    p.add_argument("--merge", help="JSON written by `ebb bench ops --json`")
-    p.add_argument("--time-refused", action="store_true",
-                   help="also time the gated backward kernel that the library refuses to run with "
-                   "some Triton versions on Hopper (its results are wrong there; only its speed "
-                   "is of interest)")
-    args = p.parse_args()
+def run_once(case):
+    import torch
+    forward_only, both = passes(case)
+    forward_only()
+    for x, g in zip(case.inputs or [], both() if both else []):
+        if g.shape != x.shape or not torch.isfinite(g.float()).all():
+            raise ValueError(f"gradient {list(g.shape)} of an input {list(x.shape)}, or not finite")
+
+
+def main():
+    args = options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through the clean-up of run_all
+    import torch  # not imported again by each child  # noqa: F401
+    import peer_rows
+    wanted = [p for p in peer_rows.peers() if re.search(args.filter, p.name)]
+    if not wanted:
+        sys.exit(f"bench_peers: no row matches '{args.filter}'; --list names them")
+    if args.list:
+        for p in wanted:
+            print(f"{p.name:62} {p.library}")
+        return 0
+    known, ours = {row["name"]: row for row in read_rows(args.json)}, our_rows(args.merge)
+    if args.compare:
+        for row in known.values():
+            if re.search(args.filter, row["name"]):
+                add_ratios(row, ours)
+                show(row)
+        write(args.json, list(known.values()))
+        return 0
+    if args.missing:
+        wanted = [p for p in wanted if "error" in known.get(p.name, {"error": ""})]
     if args.time_refused:
-        import fla.ops.common.chunk_o as chunk_o
-        chunk_o.TRITON_ABOVE_3_7_1 = True
-    ours = {}
-    if args.merge:
-        with open(args.merge) as f:
-            for row in json.load(f)["rows"]:
-                if "forward" not in row:  # it failed there
-                    continue
-                fwd, bwd = row["forward"]["ms"], (row.get("backward") or {}).get("ms", 0)
-                mine = {"fwd_graph_ms": fwd, "fwd_bwd_graph_ms": fwd + bwd}
-                if "memory" in row:  # beyond inputs and upstream gradients, as measure() counts
-                    m = row["memory"]
-                    mine["extra_bytes"] = m["peak_bytes"] - m["given_bytes"]
-                ours[f"{row['op']} {row['shape']}"] = mine
-    rows = []
-    for name, inputs, forward in [c for c in cases() if re.search(args.filter, c[0])]:
-        try:
-            row = {"name": name, **measure(inputs, forward)}
-        except Exception as error:  # a peer that refuses to run is a result too
-            row = {"name": name, "error": str(error).splitlines()[0][:200]}
-        mine = ours.get(name, {})
-        for key in ("fwd_graph_ms", "fwd_bwd_graph_ms", "extra_bytes"):
-            if key in row and key in mine:
-                row["ebb_" + key], row["ratio_" + key] = mine[key], row[key] / mine[key]
-        rows.append(row)
-        print("  ".join(f"{k}={v:.4f}" if isinstance(v, float) else f"{k}={v}"
-                        for k, v in row.items()), flush=True)
-        write(args.json, rows)
-
-
-def write(path, rows):
-    """After every row, so that what a time limit cuts off costs nothing else."""
-    if not path:
-        return
-    import fla
-    with open(path, "w") as f:
-        json.dump({"gpu": torch.cuda.get_device_name(), "peer": f"flash-linear-attention "
-                   f"{fla.__version__}", "torch": torch.__version__, "results": rows}, f, indent=1)
+        os.environ["EBB_PEERS"] = "refused"
+    failed = 0
+    if args.warm:
+        names = {p.name for p in wanted}
+        todo = [p for p in wanted if p.like not in names]  # others compile nothing of their own
+        tasks = [(p.name, part, p.parts, "warm") for p in sorted(todo, key=lambda p: -p.parts)
+                 for part in range(p.parts)]
+        for task, row in run_all(tasks, run_row, processes=args.warm, limit=args.limit,
+                                 budget=args.budget):
+            failed += "error" in row
+            show({"name": f"{task[0]} ({task[1] + 1}/{task[2]})", **row})
+        return int(failed > 0)
+    by_name = {p.name: p for p in wanted}
+    mode = "dry" if args.dry_run else "measure"
+    for task, row in run_all([(p.name, 0, 1, mode) for p in wanted], run_row, limit=args.limit,
+                             budget=args.budget):
+        peer = by_name[task[0]]
+        row = {"name": peer.name, "row": peer.row, "peer": peer.library, **row}
+        failed += "error" in row
+        add_ratios(row, ours)
+        show(row)
+        if mode == "measure":
+            if "error" not in row or "error" in known.get(peer.name, {"error": ""}):
+                known[peer.name] = row
+            write(args.json, list(known.values()))
+    return int(failed > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
