@@ -81,6 +81,9 @@ TEST_F(BadInput, TrainRecipes) {
       {"train @/recipe.json --set steps=1e300", 1, "/steps: want a whole number"},
       {"train @/recipe.json --set steps=99999999999999999999", 1, "/steps"},
       {"train @/recipe.json --set init.scheme=damy", 1, "did you mean dami"},
+      {"train @/recipe.json --device cpu --set init.scheme=post --set 'model={\"model_type\": "
+       "\"gla\", \"vocab_size\": 257, \"num_heads\": 2, \"hidden_size\": 32}'",
+       1, "/init/scheme sets decay gates, and the layers of a gla have none .*want random"},
       // What is not used by this run is checked too.
       {"train @/recipe.json --set init.dami.tau_min=-1 --set optim.beta1=1 --set optim.eps=0", 1,
        "3 mistakes .*/init/dami/tau_min: must.*/optim/beta1: must.*/optim/eps: must"},
@@ -117,7 +120,8 @@ TEST_F(BadInput, TrainDataAndFolders) {
       {"--set data.validation='[\"@/data/other\"]'", "other-00000.bin was tokenized with another"},
       {"--set data.validation='[\"@/data/flipped\"]'", "flipped-00000.bin is damaged"},
       {"--set length=100000", "too few for one window"},
-      {"--set init.calibration_length=100000", "calibration: the stream has 4001 tokens"},
+      {"--set init.scheme=dami --set init.calibration_length=100000",
+       "calibration: the stream has 4001 tokens"},
       {"--set data.tokenizer=@/none", "/none: No such file"},
       {"--set model.vocab_size=100", "vocab_size 100 is less than the 257 of .*text-00000.bin"},
       {"--set model='{\"folder\": \"@/none\"}'", "none: there is no such model folder"},

@@ -116,6 +116,33 @@ TEST_F(TrainerTest, LearnsAndWritesTheRunFolder) {
   EXPECT_EQ(json::parse(read_file(c.out + "/gates_initial.json")).size(), 4u);
 }
 
+// The sample that only measures gates may be larger than the data; where there are no gates, there
+// is no file of them.
+TEST_F(TrainerTest, MeasuresGatesOnWhatThereIs) {
+  TrainConfig c = config("few");
+  c.init.scheme = InitScheme::random;
+  c.init.calibration_sequences = 1000;
+  c.init.calibration_length = 1 << 20;
+  run(c);
+  for (const char* f : {"gates_initial.json", "gates_final.json"})
+    EXPECT_EQ(json::parse(read_file(c.out + "/" + f)).size(), 4u) << f;
+
+  c.out = folder_ + "/gla";
+  c.model = parse_train_config({{"model",
+                                 {{"model_type", "gla"},
+                                  {"vocab_size", 257},
+                                  {"hidden_size", 32},
+                                  {"num_hidden_layers", 1},
+                                  {"num_heads", 2}}},
+                                {"dtype", "f32"}},
+                               "test")
+                .model;
+  run(c);
+  EXPECT_TRUE(fs::exists(c.out + "/final/model.safetensors"));
+  for (const char* f : {"gates_initial.json", "gates_final.json"})
+    EXPECT_FALSE(fs::exists(c.out + "/" + f)) << f;
+}
+
 // Known fault B50: weights, moments, cursor and schedule come back exactly.
 TEST_F(TrainerTest, ResumeIsBitIdenticalToTheUninterruptedRun) {
   const TrainConfig whole = config("whole");

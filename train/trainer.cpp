@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -31,6 +32,19 @@ Tensor calibration_tokens(const std::vector<Shard>& stream, int64_t sequences, i
         length);
   return Tensor::from(ids, {sequences, length});
 }
+
+namespace {
+
+// What the gates are measured on: the calibration sample, or as much of it as the stream holds.
+Tensor measured_tokens(const std::vector<Shard>& stream, const InitConfig& init) {
+  int64_t tokens = 0;
+  for (const Shard& s : stream) tokens += s.info().tokens;
+  const int64_t length = std::clamp<int64_t>(tokens, 1, init.calibration_length);
+  return calibration_tokens(
+      stream, std::clamp<int64_t>(tokens / length, 1, init.calibration_sequences), length);
+}
+
+}  // namespace
 
 json gates_to_json(const std::vector<HeadReport>& gates) {
   json out = json::array();
@@ -64,16 +78,22 @@ std::unique_ptr<LanguageModel> starting_model(const TrainConfig& config, Device 
     check(s.info().vocab_size <= model->config().vocab_size,
           "train: the model's vocab_size {} is less than the {} of {}", model->config().vocab_size,
           s.info().vocab_size, s.path());
+  const bool gated = has_decay_gates(*model);
+  check(
+      gated || init.scheme == InitScheme::random,
+      "train: /init/scheme sets decay gates, and the layers of a {} have none that it knows; want "
+      "random",
+      model->config().model_type);
   model->to(device);
   if (init.scheme == InitScheme::post) apply_post(*model, init.post_length);
-  if (init.scheme == InitScheme::dami || report) {
-    const Tensor tokens =
-        calibration_tokens(stream, init.calibration_sequences, init.calibration_length);
-    const std::vector<HeadReport> gates = init.scheme == InitScheme::dami
-                                              ? calibrate_dami(*model, init.dami, tokens)
-                                              : measure_gates(*model, tokens);
-    if (report) *report = gates;
-  }
+  std::vector<HeadReport> gates;
+  if (init.scheme == InitScheme::dami)
+    gates = calibrate_dami(
+        *model, init.dami,
+        calibration_tokens(stream, init.calibration_sequences, init.calibration_length));
+  else if (report && gated)
+    gates = measure_gates(*model, measured_tokens(stream, init));
+  if (report) *report = gates;
   if (config.dtype == DType::bf16) model->enable_bf16();
   model->set_recompute(config.recompute);
   return model;
@@ -86,8 +106,7 @@ std::vector<HeadReport> current_gates(const LanguageModel& model, const TrainerI
   const auto copy = make_model(model.config());
   copy->load_state_dict(model.state_dict());
   copy->to(in.device);
-  return measure_gates(*copy, calibration_tokens(in.stream, in.config.init.calibration_sequences,
-                                                 in.config.init.calibration_length));
+  return measure_gates(*copy, measured_tokens(in.stream, in.config.init));
 }
 
 // A run folder belongs to one recipe; how long it runs and what it prints may change.
@@ -252,7 +271,7 @@ class Run {
 
   void close() {
     save_model(c_.out + "/final", *model_, tokenizer());
-    if (!in_.stream.empty())
+    if (!in_.stream.empty() && has_decay_gates(*model_))
       write_file_atomically(c_.out + "/gates_final.json",
                             gates_to_json(current_gates(*model_, in_)).dump(1) + "\n");
     write_metrics_csv(c_.out);
