@@ -64,6 +64,16 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/gemm.cpp ops/gemm_blas.cpp ops/matmul_algor
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/gemm.cu)
 list(APPEND EBB_CUDA_EXTRA_SOURCES cuda/norm_rows.cu)
 
+# Of the CUDA sources those that take a minute or more, longest first.
+set(EBB_CUDA_SLOW_SOURCES
+  cuda/state_memory_attention_bwd.cu cuda/delta_fast_channel.cu cuda/dplr_bwd.cu
+  cuda/gated_linear_attention_bwd.cu cuda/delta_rule_channel_bwd.cu cuda/delta_rule_bwd.cu
+  cuda/delta_fast_channel_gradients.cu cuda/causal_conv1d.cu cuda/delta_rule_channel_fwd.cu
+  cuda/delta_fast_channel_prepare.cu cuda/attention.cu cuda/gated_linear_attention_fwd.cu
+  cuda/delta_rule_fwd.cu cuda/delta_fast_bwd.cu cuda/delta_fast_fwd.cu cuda/copy.cu
+  cuda/delta_fast_gradients.cu cuda/gated_rms_norm.cu cuda/linear_cross_entropy.cu
+  cuda/linear_attention_gradients.cu)
+
 set(EBB_TENSOR_SOURCES
   tensor/compare.cpp
   tensor/copy.cpp

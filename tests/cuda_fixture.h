@@ -14,10 +14,11 @@ class CudaTest : public ::testing::Test {
   void SetUp() override {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda_unavailable_reason();
   }
-  // Whether a test may use this much; cached blocks of earlier tests are given back first.
+  // Whether a test may use this much beside other processes; cached blocks of earlier tests are
+  // given back first.
   bool has_memory(int64_t bytes) const {
     empty_cache(gpu_);
-    return device_info(gpu_).memory > bytes + (int64_t(2) << 30);
+    return device_info(gpu_).free > bytes + (int64_t(2) << 30);
   }
   const Device gpu_ = Device::cuda();
 };

@@ -1,25 +1,17 @@
-#include <gtest/gtest.h>
-
 #include <cmath>
 
 #include "autograd/tape.h"
 #include "ops/l2_norm.h"
 #include "ops/rms_norm.h"
 #include "tensor/compare.h"
-#include "tensor/device_info.h"
+#include "tests/cuda_fixture.h"
 #include "tests/norm_properties.h"
 #include "tests/op_harness.h"
 
 namespace ebb::testing {
 namespace {
 
-class NormCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda_unavailable_reason();
-  }
-  const Device gpu_ = Device::cuda();
-};
+using NormCuda = CudaTest;
 
 TEST_F(NormCuda, AnyNumberOfRows) { check_row_counts(gpu_, {1, 2, 8, 131, 133}, 64); }
 TEST_F(NormCuda, ManyRowsPerBlock) {
@@ -62,7 +54,7 @@ TEST_F(NormCuda, ResidualStreamStaysF32) {
 // More than 2³¹ elements: the last rows equal the same rows run alone.
 TEST_F(NormCuda, HugeOffsets) {
   const int64_t d = 1024, n = (int64_t(1) << 21) + 5, last = 7;
-  if (device_info(gpu_).memory < 40e9) GTEST_SKIP() << "wants 40 GB of GPU memory";
+  if (!has_memory(int64_t(40) << 30)) GTEST_SKIP() << "wants 40 GB of GPU memory";
   const Tensor x = Tensor::full({n, d}, 0.25, DType::bf16, gpu_);
   const Tensor dy = Tensor::full({n, d}, 0.5, DType::bf16, gpu_);
   Draw draw(3);

@@ -1,26 +1,17 @@
 // The optimizer on a GPU: as on the CPU, for any number and size of tensors, and inside a graph.
-#include <gtest/gtest.h>
-
 #include <cmath>
 
-#include "tensor/check.h"
 #include "tensor/compare.h"
-#include "tensor/device_info.h"
 #include "tensor/event.h"
 #include "tensor/graph.h"
 #include "tensor/random.h"
+#include "tests/cuda_fixture.h"
 #include "train/optimizer.h"
 
 namespace ebb::testing {
 namespace {
 
-class OptimizerCuda : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda_unavailable_reason();
-  }
-  const Device gpu_ = Device::cuda();
-};
+using OptimizerCuda = CudaTest;
 
 Tensor draw(const Shape& shape, uint64_t purpose, double scale = 1) {
   Tensor t = Tensor::empty(shape, DType::f32);
@@ -227,7 +218,7 @@ TEST_F(OptimizerCuda, NormIsRepeatableAndAsOnTheCpu) {
 
 TEST_F(OptimizerCuda, MoreThanTwoToThe31Elements) {
   const int64_t n = (int64_t(1) << 31) + 4099;
-  if (device_info(gpu_).memory < int64_t(60) << 30) GTEST_SKIP() << "needs 39 GB of GPU memory";
+  if (!has_memory(int64_t(40) << 30)) GTEST_SKIP() << "needs 39 GB of GPU memory";
   AdamWTensor t{Tensor::full({n}, 1, DType::f32, gpu_), Tensor::full({n}, 0.5, DType::f32, gpu_),
                 Tensor::zeros({n}, DType::f32, gpu_), Tensor::zeros({n}, DType::f32, gpu_),
                 Tensor::zeros({n}, DType::bf16, gpu_)};
