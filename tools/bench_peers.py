@@ -293,8 +293,7 @@ def run_once(case):
 def main():
     args = options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through the clean-up of run_all
-    import torch  # not imported again by each child  # noqa: F401
-    import peer_rows
+    import peer_rows  # and torch with it, which each child need not import again
     wanted = [p for p in peer_rows.peers() if re.search(args.filter, p.name)]
     if not wanted:
         sys.exit(f"bench_peers: no row matches '{args.filter}'; --list names them")
@@ -310,6 +309,8 @@ def main():
                 show(row)
         write(args.json, list(known.values()))
         return 0
+    if peer_rows.torch is None:
+        sys.exit("bench_peers: needs PyTorch (--list and --compare do not)")
     if args.missing:
         wanted = [p for p in wanted if "error" in known.get(p.name, {"error": ""})]
     if args.time_refused:

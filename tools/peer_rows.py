@@ -4,13 +4,16 @@ that needs them."""
 import dataclasses
 from typing import Callable
 
-import torch
-import torch.nn.functional as F
+try:
+    import torch
+    import torch.nn.functional as F
+except ImportError:  # the rows can be listed without
+    torch = None
 
 
 class Setting:
     """Where the rows run. tiny: the same calls on short inputs, for a machine without a GPU."""
-    device, dtype, tiny = "cuda", torch.bfloat16, False
+    device, dtype, tiny = "cuda", torch and torch.bfloat16, False
 
 
 @dataclasses.dataclass
@@ -39,9 +42,9 @@ def rand(*shape, dtype=None, scale=1.0, grad=True):
     return x.to(dtype or Setting.dtype).requires_grad_(grad)
 
 
-def uniform(*shape, low=0.0, high=1.0, dtype=torch.float32):
+def uniform(*shape, low=0.0, high=1.0, dtype=None):
     x = torch.rand(*shape, device=Setting.device) * (high - low) + low
-    return x.to(dtype).requires_grad_()
+    return x.to(dtype or torch.float32).requires_grad_()
 
 
 def unit(*shape):
