@@ -9,19 +9,12 @@
 #include "models/language_model.h"
 #include "tensor/check.h"
 #include "tensor/compare.h"
-#include "tensor/random.h"
+#include "tests/model_properties.h"
 
-namespace ebb {
+namespace ebb::testing {
 namespace {
 
 using nlohmann::json;
-
-Tensor random_tokens(int64_t B, int64_t T, int64_t vocab) {
-  Tensor t = Tensor::empty({B, T}, DType::i64);
-  for (int64_t i = 0; i < B * T; ++i)
-    t.data<int64_t>()[i] = int64_t(random_word({3, 4}, uint64_t(i))) % vocab;
-  return t;
-}
 
 // A small model: the fields given, read as a recipe's model section.
 ModelConfig small(json fields) {
@@ -76,42 +69,9 @@ class AttentionModel : public ::testing::TestWithParam<json> {
   }
 };
 
-// Known faults B22, B26: any split, short prompts, states handed over.
-TEST_P(AttentionModel, PrefillAndStepEqualTheFullForward) {
-  const NoGrad off;
-  const auto m = model(21);
-  const Tensor tokens = random_tokens(1, 72, 64);
-  const Tensor full = m->logits(m->hidden(tokens)).value().select(0, 0);
-  for (const int64_t split : {1, 2, 3, 19, 64, 66}) {
-    DecodeState state;
-    Tensor logits = m->prefill(tokens.slice(1, 0, split), {}, &state);
-    for (int64_t t = split; t < std::min<int64_t>(split + 5, 72); ++t) {
-      EXPECT_LE(relative_error(logits.select(0, 0), full.select(0, t - 1)), 1e-5)
-          << "split " << split << " token " << t;
-      logits = m->step(tokens.slice(1, t, t + 1).reshape({1}), &state);
-    }
-  }
-  // From nothing, and on from a state by a second prefill.
-  DecodeState stepped, chunked;
-  Tensor a, b;
-  for (int64_t t = 0; t < 5; ++t) a = m->step(tokens.slice(1, t, t + 1).reshape({1}), &stepped);
-  m->prefill(tokens.slice(1, 0, 3), {}, &chunked);
-  b = m->prefill(tokens.slice(1, 3, 5), {}, &chunked);
-  EXPECT_LE(relative_error(a.select(0, 0), full.select(0, 4)), 1e-5);
-  EXPECT_LE(relative_error(b.select(0, 0), full.select(0, 4)), 1e-5);
-}
+TEST_P(AttentionModel, PrefillAndStepEqualTheFullForward) { expect_prefill_and_step(*model(21)); }
 
-TEST_P(AttentionModel, PackedDocumentsDoNotSeeEachOther) {
-  const NoGrad off;
-  const auto m = model(22);
-  const Tensor tokens = random_tokens(1, 100, 64);
-  const Tensor packed = m->logits(m->hidden(tokens, SeqLayout::packed({0, 30, 31, 100}))).value();
-  for (const auto& [begin, end] : {std::pair{0, 30}, std::pair{30, 31}, std::pair{31, 100}})
-    EXPECT_LE(relative_error(packed.slice(1, begin, end),
-                             m->logits(m->hidden(tokens.slice(1, begin, end))).value()),
-              1e-5)
-        << begin;
-}
+TEST_P(AttentionModel, PackedDocumentsDoNotSeeEachOther) { expect_documents_apart(*model(22)); }
 
 TEST_P(AttentionModel, EveryParameterLearnsAndTheConfigComesBack) {
   const auto m = model(23);
@@ -232,4 +192,4 @@ TEST(AttentionModels, HaveNoDecayGates) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::testing

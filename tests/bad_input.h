@@ -126,22 +126,8 @@ class BadInput : public ::testing::Test {
   }
 
   static void make_recipes() {
-    const json recipe = {{"model",
-                          {{"model_type", "gated_deltanet"},
-                           {"vocab_size", 257},
-                           {"hidden_size", 32},
-                           {"num_hidden_layers", 1},
-                           {"num_heads", 2},
-                           {"head_dim", 8},
-                           {"intermediate_size", 48}}},
-                         {"init", {{"calibration_sequences", 1}, {"calibration_length", 64}}},
-                         {"data", {{"train", {at("data/text")}}}},
-                         {"steps", 3},
-                         {"sequences", 2},
-                         {"length", 32},
-                         {"dtype", "f32"},
-                         {"checkpoint_every", 1},
-                         {"out", at("out/run")}};
+    json recipe = small_recipe(at("data/text"));
+    recipe["out"] = at("out/run");
     write("recipe.json", recipe.dump());
     json no_data = recipe;
     no_data.erase("data");

@@ -33,23 +33,8 @@ class FullDisk : public ::testing::Test {
     ShardWriter bytes(at("text"), Tokenizer::bytes().vocab_hash(), 257);
     bytes.add(Tokenizer::bytes().encode_document(some_text(20000)));
     bytes.finish();
-    const json recipe = {{"model",
-                          {{"model_type", "gated_deltanet"},
-                           {"vocab_size", 257},
-                           {"hidden_size", 32},
-                           {"num_hidden_layers", 1},
-                           {"num_heads", 2},
-                           {"head_dim", 8},
-                           {"intermediate_size", 48}}},
-                         {"init", {{"calibration_sequences", 1}, {"calibration_length", 64}}},
-                         {"data", {{"train", {at("text")}}}},
-                         {"steps", 8},
-                         {"sequences", 2},
-                         {"length", 32},
-                         {"dtype", "f32"},
-                         {"log_every", 1},
-                         {"keep_last", 100},
-                         {"checkpoint_every", 1}};
+    json recipe = small_recipe(at("text"));
+    recipe.update({{"steps", 8}, {"log_every", 1}, {"keep_last", 100}});
     write_file_atomically(at("recipe.json"), recipe.dump());
     fs::create_directories(disk());
   }

@@ -16,6 +16,7 @@
 #include "tensor/file.h"
 #include "tensor/random.h"
 #include "tensor/safetensors.h"
+#include "tests/model_folder.h"
 #include "tests/temporary_folder.h"
 #include "train/shards.h"
 
@@ -35,23 +36,9 @@ class KillTest : public ::testing::Test {
       w.add(ids);
     }
     w.finish();
-    const nlohmann::json recipe = {
-        {"model",
-         {{"model_type", "gated_deltanet"},
-          {"vocab_size", 257},
-          {"hidden_size", 32},
-          {"num_hidden_layers", 2},
-          {"num_heads", 2},
-          {"head_dim", 8},
-          {"intermediate_size", 48}}},
-        {"init", {{"calibration_sequences", 1}, {"calibration_length", 64}}},
-        {"data", {{"train", {folder_ + "/text"}}}},
-        {"steps", 30},
-        {"sequences", 2},
-        {"length", 32},
-        {"dtype", "f32"},
-        {"log_every", 1},
-        {"checkpoint_every", 1}};
+    nlohmann::json recipe = testing::small_recipe(folder_ + "/text");
+    recipe["model"]["num_hidden_layers"] = 2;
+    recipe.update({{"steps", 30}, {"log_every", 1}});
     write_file_atomically(folder_ + "/recipe.json", recipe.dump());
   }
   pid_t start(const std::string& out) const {

@@ -12,9 +12,10 @@
 #include "tensor/file.h"
 #include "tensor/random.h"
 #include "tensor/safetensors.h"
+#include "tests/model_properties.h"
 #include "tests/temporary_folder.h"
 
-namespace ebb {
+namespace ebb::testing {
 namespace {
 
 const std::string kModels = std::string(EBB_TEST_DATA) + "/models/";
@@ -229,51 +230,24 @@ ModelConfig small_config(const std::string& model_type = "gated_deltanet") {
   return c;
 }
 
-Tensor random_tokens(int64_t B, int64_t T, int64_t vocab) {
-  Tensor t = Tensor::empty({B, T}, DType::i64);
-  for (int64_t i = 0; i < B * T; ++i)
-    t.data<int64_t>()[i] = int64_t(random_word({3, 4}, uint64_t(i))) % vocab;
-  return t;
-}
-
 // Every kind of mixer, with random weights.
 class DeltaModel : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(DeltaModel, PrefillAndStepEqualTheFullForward) {
-  const NoGrad off;
   for (const bool grouped : {false, true}) {
     ModelConfig c = small_config(GetParam());
     c.num_v_heads = grouped ? 6 : 3;
     c.allow_neg_eigval = grouped;
     const auto model = make_model(c);
     init_weights(*model, 21);
-    const Tensor tokens = random_tokens(1, 72, 64);
-    const Tensor full = model->logits(model->hidden(tokens)).value().select(0, 0);
-    for (const int64_t split : {1, 2, 3, 17, 64, 66}) {
-      DecodeState state;
-      Tensor logits = model->prefill(tokens.slice(1, 0, split), {}, &state);
-      for (int64_t t = split; t < std::min<int64_t>(split + 5, 72); ++t) {
-        EXPECT_LE(relative_error(logits.select(0, 0), full.select(0, t - 1)), 1e-5)
-            << "split " << split << " token " << t;
-        logits = model->step(tokens.slice(1, t, t + 1).reshape({1}), &state);
-      }
-    }
+    expect_prefill_and_step(*model);
   }
 }
 
-// Packed documents: no token sees the one before its document, convolution and state alike.
 TEST_P(DeltaModel, PackedDocumentsDoNotSeeEachOther) {
-  const NoGrad off;
   const auto model = make_model(small_config(GetParam()));
   init_weights(*model, 22);
-  const Tensor tokens = random_tokens(1, 100, 64);
-  const Tensor packed =
-      model->logits(model->hidden(tokens, SeqLayout::packed({0, 30, 31, 100}))).value();
-  for (const auto& [begin, end] : {std::pair{0, 30}, std::pair{30, 31}, std::pair{31, 100}})
-    EXPECT_LE(relative_error(packed.slice(1, begin, end),
-                             model->logits(model->hidden(tokens.slice(1, begin, end))).value()),
-              1e-5)
-        << begin;
+  expect_documents_apart(*model);
 }
 
 TEST_P(DeltaModel, DamiReachesItsTargetsAndTouchesNothingElse) {
@@ -350,4 +324,4 @@ TEST(Calibrate, SchemesShareEverythingButTheGates) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::testing

@@ -16,9 +16,10 @@
 #include "tensor/check.h"
 #include "tensor/compare.h"
 #include "tensor/random.h"
+#include "tests/model_properties.h"
 #include "tests/temporary_folder.h"
 
-namespace ebb {
+namespace ebb::testing {
 namespace {
 
 ModelConfig small_config() {
@@ -40,13 +41,6 @@ std::unique_ptr<LanguageModel> random_model(const ModelConfig& c, uint64_t seed)
   for (const NamedParameter& p : model->named_parameters())
     if (p.shape.size() == 2) init_normal(p, seed, 0.2);
   return model;
-}
-
-Tensor random_tokens(int64_t B, int64_t T) {
-  Tensor t = Tensor::empty({B, T}, DType::i64);
-  for (int64_t i = 0; i < B * T; ++i)
-    t.data<int64_t>()[i] = int64_t(random_word({3, 4}, uint64_t(i)) % 64);
-  return t;
 }
 
 std::vector<double> values(const LanguageModel& model, const std::string& name) {
@@ -133,36 +127,15 @@ TEST(Rwkv7, NativeWeights) {
 }
 
 TEST(Rwkv7, PrefillAndStepEqualTheFullForward) {
-  const NoGrad off;
   for (const bool scaled : {false, true}) {
     const auto model = random_model(small_config(), 21);
     if (scaled) calibrate_dami(*model, {}, {});
-    const Tensor tokens = random_tokens(1, 72);
-    const Tensor full = model->logits(model->hidden(tokens)).value().select(0, 0);
-    for (const int64_t split : {1, 2, 3, 17, 64, 66}) {
-      DecodeState state;
-      Tensor logits = model->prefill(tokens.slice(1, 0, split), {}, &state);
-      for (int64_t t = split; t < std::min<int64_t>(split + 5, 72); ++t) {
-        EXPECT_LE(relative_error(logits.select(0, 0), full.select(0, t - 1)), 1e-5)
-            << "split " << split << " token " << t;
-        logits = model->step(tokens.slice(1, t, t + 1).reshape({1}), &state);
-      }
-    }
+    expect_prefill_and_step(*model);
   }
 }
 
-// Packed documents: no token sees the one before its document, token shifts and state alike.
 TEST(Rwkv7, PackedDocumentsDoNotSeeEachOther) {
-  const NoGrad off;
-  const auto model = random_model(small_config(), 22);
-  const Tensor tokens = random_tokens(1, 100);
-  const Tensor packed =
-      model->logits(model->hidden(tokens, SeqLayout::packed({0, 30, 31, 100}))).value();
-  for (const auto& [begin, end] : {std::pair{0, 30}, std::pair{30, 31}, std::pair{31, 100}})
-    EXPECT_LE(relative_error(packed.slice(1, begin, end),
-                             model->logits(model->hidden(tokens.slice(1, begin, end))).value()),
-              1e-5)
-        << begin;
+  expect_documents_apart(*random_model(small_config(), 22));
 }
 
 // Scales of e^{-1/2} are the native model.
@@ -283,4 +256,4 @@ TEST(Rwkv7, ConfigsThatMeanSomethingElseAreRefused) {
 }
 
 }  // namespace
-}  // namespace ebb
+}  // namespace ebb::testing
