@@ -23,9 +23,9 @@ import re
 import signal
 import statistics
 import sys
-import zlib
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from peer_tuning import CompileOnly  # noqa: E402
 from peer_worker import first_line, run_all  # noqa: E402
 
 KEYS = ("fwd_graph_ms", "fwd_bwd_graph_ms", "extra_bytes")
@@ -129,34 +129,6 @@ def show(row):
 
 
 # In the children.
-
-class CompileOnly:
-    """Lets Triton's autotuner compile instead of measure: of every kernel's configurations those
-    of this part, once each. What it would pick in the company of other processes is not stored."""
-    parts = part = 0
-    tuners = set()
-
-    @classmethod
-    def set_up(cls, parts, part):
-        from triton.runtime.autotuner import Autotuner
-        cls.parts, cls.part = parts, part
-        for tuner in cls.tuners:  # what an earlier part has picked
-            tuner.cache.clear()
-        if Autotuner._bench is cls.bench:
-            return
-        cls.original, Autotuner._bench = Autotuner._bench, cls.bench
-        Autotuner.check_disk_cache = lambda tuner, key, configs, run: run()
-
-    @staticmethod
-    def bench(tuner, *args, config, **meta):
-        cls = CompileOnly
-        cls.tuners.add(tuner)
-        name = f"{tuner.base_fn.__name__} {config}"
-        if not cls.parts or zlib.crc32(name.encode()) % cls.parts != cls.part:
-            return [float("inf")] * 3
-        tuner.__dict__["do_bench"] = lambda call, quantiles=None: (call(), [1.0] * 3)[1]
-        return cls.original(tuner, *args, config=config, **meta)
-
 
 def time_ms(fn, repeats=20):
     """Median over repeats, each a batch long enough for the clock."""

@@ -1,27 +1,41 @@
 #!/usr/bin/env python3
-"""Errors in bf16 of the public Triton kernels (flash-linear-attention, installed by you) beside
-ours, on the same golden cases and against the same exact numbers.
+"""Errors in bf16 of the public Triton kernels (flash-linear-attention and mamba_ssm, installed by
+you) beside ours, on the same golden cases, both against f64 from the same rounded inputs.
 
   ebb verify GOLDENS/ops --device cuda --dtype bf16 --json ours.json
-  python3 tools/peer_errors.py GOLDENS/ops ours.json [--filter wide] [--json errors.json]
+  python3 tools/peer_errors.py GOLDENS/ops ours.json [--op 'kda|gdn2'] [--filter wide]
+                               [--json errors.json]
 
-Exit code 1 where an error of ours is above 1.5 times the peer's. Tensors of fewer than 64 numbers
-are printed and not judged: one rounding decides them.
+Prints both errors of every tensor and their ratio. Exit code 1 where an error of ours is above 1.5
+times the peer's. Not judged, and marked so: tensors of fewer than 64 numbers, which one rounding
+decides, and those whose exact values are below what either side can form (an error of the peer
+above 0.5). Cases that the peer cannot run are named; each runs in a process of its own under a
+time limit. Kernels take their first configuration that runs instead of the fastest one, which
+changes roundings only (--tune: the fastest, which takes minutes).
 """
 import argparse
 import json
+import os
 import pathlib
+import re
 import struct
 import sys
 
-import numpy as np
-import torch
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from peer_tuning import FirstThatRuns  # noqa: E402
+from peer_worker import run_all  # noqa: E402
 
-DEV, DT = "cuda", torch.bfloat16
+OPS = ("gated_delta_rule", "kda", "gdn2", "rwkv7", "simple_gla", "gla", "ssd")
+# Inputs that stay f32 beside bf16, as in `ebb verify`.
+F32 = {"gated_delta_rule": "g beta h0", "kda": "g beta h0", "gdn2": "g b w h0", "rwkv7": "w h0",
+       "simple_gla": "g h0", "gla": "g h0", "ssd": "A D dt dt_bias h0"}
+LIMIT = 1.5
 
 
-def load(path):
+def load(path, device):
     """The case's parameters and its tensors (f32) of a .safetensors file."""
+    import numpy as np
+    import torch
     data = path.read_bytes()
     size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8:8 + size])
@@ -30,75 +44,170 @@ def load(path):
         if name != "__metadata__" and t["dtype"] == "F32":
             begin, end = (8 + size + x for x in t["data_offsets"])
             tensors[name] = torch.tensor(
-                np.frombuffer(data[begin:end], np.float32).reshape(t["shape"]).copy(), device=DEV)
+                np.frombuffer(data[begin:end], np.float32).reshape(t["shape"]).copy(),
+                device=device)
     return json.loads(header["__metadata__"]["case"]), tensors
 
 
-def run_peer(op, case, tensors):
-    """Outputs and gradients of the peer by the golden files' names."""
+def call(op, case, x):
+    """Output and final state of the peer, from the case's inputs by name."""
+    if op == "ssd":
+        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+        return mamba_chunk_scan_combined(
+            x["x"], x["dt"], x["A"], x["B"], x["C"], chunk_size=64, D=x.get("D"),
+            dt_bias=x.get("dt_bias"), initial_states=x.get("h0"), dt_softplus=True,
+            return_final_states=True)
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
     from fla.ops.gdn2 import chunk_gdn2
+    from fla.ops.gla import chunk_gla
     from fla.ops.kda import chunk_kda
     from fla.ops.rwkv7 import chunk_rwkv7
-    f32 = {"g", "w", "beta", "h0"} if op == "rwkv7" else {"g", "beta", "h0"}
-    inputs = {name[3:]: (t if name[3:] in f32 else t.to(DT)).requires_grad_()
-              for name, t in tensors.items() if name.startswith("in.")}
+    from fla.ops.simple_gla import chunk_simple_gla
     order, kernel = {"gated_delta_rule": ("q k v g beta", chunk_gated_delta_rule),
                      "kda": ("q k v g beta", chunk_kda),
                      "gdn2": ("q k v g b w", chunk_gdn2),
-                     "rwkv7": ("r w k v a b", chunk_rwkv7)}[op]
-    o, ht = kernel(*(inputs[name] for name in order.split()), scale=case["scale"],
-                   initial_state=inputs.get("h0"), output_final_state=True)
-    outputs, dys = {"out.o": o}, [tensors["dout.o"].to(o.dtype)]
-    if "dout.ht" in tensors:
-        outputs["out.ht"] = ht
-        dys.append(tensors["dout.ht"].to(ht.dtype))
-    grads = torch.autograd.grad(list(outputs.values()), list(inputs.values()), dys,
+                     "rwkv7": ("r w k v a b", chunk_rwkv7),
+                     "simple_gla": ("q k v g", chunk_simple_gla),
+                     "gla": ("q k v g", chunk_gla)}[op]
+    return kernel(**{name: x[name] for name in order.split()}, scale=case["scale"],
+                  initial_state=x.get("h0"), output_final_state=True)
+
+
+def run_peer(op, case, tensors, dtype):
+    """Outputs and gradients of the peer by the golden files' names."""
+    import torch
+    f32 = F32[op].split()
+    inputs = {name[3:]: (t if name[3:] in f32 else t.to(dtype)).requires_grad_()
+              for name, t in tensors.items() if name.startswith("in.")}
+    first, ht = call(op, case, inputs)
+    outputs = {"out.y" if op == "ssd" else "out.o": first, "out.ht": ht}
+    wanted = {k: y for k, y in outputs.items() if "d" + k in tensors}
+    dys = [tensors["d" + k].to(dtype).to(y.dtype) for k, y in wanted.items()]
+    grads = torch.autograd.grad(list(wanted.values()), list(inputs.values()), dys,
                                 allow_unused=True)
     return {**outputs, **{f"grad.{k}": g for k, g in zip(inputs, grads) if g is not None}}
 
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    p.add_argument("goldens", type=pathlib.Path, help="folder of operators")
-    p.add_argument("ours", help="JSON written by `ebb verify --json`")
-    p.add_argument("--filter", default="wide", help="case names that contain this")
-    p.add_argument("--json")
-    args = p.parse_args()
+def exact(op, case, tensors, dtype):
+    """The same from the same inputs and upstream gradients, in f64 on the CPU."""
+    import peer_reference
+    import torch
+
+    def rounded(t, to):
+        return t.cpu().to(to).double()
+    inputs = {name[3:]: rounded(t, torch.float32 if name[3:] in F32[op].split() else dtype)
+              .requires_grad_() for name, t in tensors.items() if name.startswith("in.")}
+    upstream = {name[1:]: rounded(t, dtype) for name, t in tensors.items()
+                if name.startswith("dout.")}
+    return peer_reference.run(op, case.get("scale"), inputs, upstream)
+
+
+def relative(x, want):
+    return ((x.double().cpu() - want.double().cpu()).norm() / want.double().norm()).item()
+
+
+def check_reference(op, case, tensors):
+    """Without rounding the reference gives what the file says."""
+    import torch
+    for name, value in exact(op, case, tensors, torch.float32).items():
+        want = tensors.get(name)
+        if want is not None and want.norm() and relative(value, want) > 1e-6:
+            raise ValueError(f"the reference is not that of the file: {name}")
+
+
+def run_case(task, report):
+    """task: (op, path, how). Reports the peer's error of every tensor."""
+    op, path, how = task
+    if how == "dry":  # for a machine without a GPU: interpreted, in f32
+        os.environ["TRITON_INTERPRET"] = "1"
+    else:
+        os.environ["FLA_CACHE_RESULTS"] = "0"  # others may run beside: no timing to be kept
+    import torch
+    if how != "tune":
+        FirstThatRuns.set_up()
+    device, dtype = ("cpu", torch.float32) if how == "dry" else ("cuda", torch.bfloat16)
     import fla.ops.common.chunk_o as chunk_o  # some versions refuse to run on Hopper; see
     chunk_o.TRITON_ABOVE_3_7_1 = True         # bench_peers.py --time-refused
-    items = json.load(open(args.ours))["items"]
-    ours = {i["name"]: {t["name"]: t["error"] for t in i["tensors"]}
-            for i in items if "tensors" in i}
-    rows, worst = [], 0.0
-    for op in ("gated_delta_rule", "kda", "gdn2", "rwkv7"):
-        for path in sorted((args.goldens / op).glob("*.safetensors")):
-            name = f"{op}/{path.stem}"
-            if args.filter not in path.stem or name not in ours:
-                continue
-            case, tensors = load(path)
-            for key, value in run_peer(op, case, tensors).items():
-                want = tensors.get(key)
-                mine = ours[name].get(key)
-                if want is None or mine is None or not want.norm():
-                    continue
-                peer = ((value.float() - want).norm() / want.norm()).item()
-                judged = want.numel() >= 64
-                ratio = mine / peer if peer else float("inf")
-                worst = max(worst, ratio if judged else 0.0)
-                rows.append({"case": name, "tensor": key, "ebb": mine, "peer": peer,
-                             "ratio": ratio, "judged": judged})
-                print(f"{name:28} {key:12} ebb {mine:.2e}  peer {peer:.2e}  ratio {ratio:.2f}"
-                      + ("" if judged else "  (few numbers)"), flush=True)
-    if not rows:
-        sys.exit(f"peer_errors: no case of {args.goldens} contains '{args.filter}' and is in "
-                 f"{args.ours}")
-    print(f"worst ratio {worst:.2f} over {len(rows)} tensors")
-    if args.json:
-        with open(args.json, "w") as f:
-            json.dump({"gpu": torch.cuda.get_device_name(), "worst_ratio": worst, "rows": rows}, f,
-                      indent=1)
-    sys.exit(worst > 1.5)
+    case, tensors = load(path, device)
+    check_reference(op, case, tensors)
+    want, errors = exact(op, case, tensors, dtype), {}
+    for name, value in run_peer(op, case, tensors, dtype).items():
+        if name in tensors and value is not None and want[name].norm():
+            errors[name] = {"peer": relative(value, want[name]), "count": value.numel()}
+    report({"errors": errors})
+    if device == "cuda":
+        report({"gpu": torch.cuda.get_device_name()})
+
+
+def judge(name, errors, ours):
+    for key, e in errors.items():
+        mine = ours.get(key)
+        if mine is None:
+            continue
+        peer = e["peer"]
+        yield {"case": name, "tensor": key, "ebb": mine, "peer": peer,
+               "ratio": mine / peer if peer else float("inf"),
+               "judged": e["count"] >= 64 and peer < 0.5}
+
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    p.add_argument("goldens", type=pathlib.Path, help="folder of operators")
+    p.add_argument("ours", help="JSON written by `ebb verify --json`")
+    p.add_argument("--op", default="", help="operators whose name contains this expression")
+    p.add_argument("--filter", default="", help="cases whose name contains this expression")
+    p.add_argument("--processes", type=int, default=8, help="cases at once (default 8)")
+    p.add_argument("--limit", type=float, default=240, help="seconds per case (default 240)")
+    p.add_argument("--budget", type=float, help="seconds for everything: later cases are left out")
+    p.add_argument("--tune", action="store_true", help="let Triton pick the fastest configurations")
+    p.add_argument("--dry-run", action="store_true",
+                   help="the peer in f32 on the CPU, interpreted: are the calls right?")
+    p.add_argument("--json")
+    return p.parse_args()
+
+
+def main():
+    args = options()
+    with open(args.ours) as f:
+        ours = {i["name"]: {t["name"]: t["error"] for t in i["tensors"]}
+                for i in json.load(f)["items"] if "tensors" in i}
+    how = "dry" if args.dry_run else "tune" if args.tune else "first"
+    tasks = [(op, path, how) for op in OPS if re.search(args.op, op)
+             for path in sorted((args.goldens / op).glob("*.safetensors"))
+             if re.search(args.filter, path.stem) and f"{op}/{path.stem}" in ours]
+    if not tasks:
+        sys.exit(f"peer_errors: no case of {args.goldens} fits --op '{args.op}' --filter "
+                 f"'{args.filter}' and is in {args.ours}")
+    rows, failed, gpu = [], {}, "none"
+    for (op, path, _), result in run_all(tasks, run_case, processes=args.processes,
+                                         limit=args.limit, budget=args.budget):
+        name = f"{op}/{path.stem}"
+        gpu = result.get("gpu", gpu)
+        if "error" in result:
+            failed[name] = result["error"]
+            print(f"{name:32} the peer: {result['error']}", flush=True)
+        for row in judge(name, result.get("errors", {}), ours[name]):
+            rows.append(row)
+            print(f"{name:32} {row['tensor']:12} ebb {row['ebb']:.2e}  peer {row['peer']:.2e}  "
+                  f"ratio {row['ratio']:.2f}" + ("" if row["judged"] else "  (not judged)"),
+                  flush=True)
+        if args.json:
+            rows.sort(key=lambda r: (r["case"], r["tensor"]))
+            with open(args.json + ".part", "w") as f:
+                json.dump({"gpu": gpu, "configurations": how, "limit": LIMIT,
+                           "peer_failed": failed, "rows": rows}, f, indent=1)
+            os.replace(args.json + ".part", args.json)
+    for op in OPS:
+        judged = [r for r in rows if r["judged"] and r["case"].startswith(op + "/")]
+        if judged:
+            worst = max(judged, key=lambda r: r["ratio"])
+            print(f"{op:18} {len(judged):3} tensors, worst ratio {worst['ratio']:.2f} "
+                  f"({worst['case']} {worst['tensor']})")
+    if not any(r["judged"] for r in rows):
+        sys.exit("peer_errors: nothing to judge")
+    above = [r for r in rows if r["judged"] and r["ratio"] > LIMIT]
+    print(f"{len(above)} above {LIMIT}; the peer failed in {len(failed)} of {len(tasks)} cases")
+    sys.exit(len(above) > 0)
 
 
 if __name__ == "__main__":
