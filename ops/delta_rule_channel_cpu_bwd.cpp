@@ -10,6 +10,7 @@
 // of larger sums, so it stays accurate where the decay is near zero.
 #include <cmath>
 
+#include "ops/channel_reverse_cpu.h"
 #include "ops/delta_rule_channel_gradients.h"
 
 namespace ebb::cpu {
@@ -23,46 +24,25 @@ using Pass = BackwardPass<ChannelArrays, T>;
 // X = Pᵀ dO: the part of V's gradient that does not come through the state.
 template <class T>
 void local_values(const Pass<T>& in, int64_t chunk, int64_t head, ChannelWorkspace<T>& w) {
-  const Plan& plan = in.plan;
-  const Chunk c = plan.chunks[size_t(chunk)];
+  const Chunk c = in.plan.chunks[size_t(chunk)];
   load_chunk(in, c, head, w);
   load_queries(in, c, head, w);
   scores(w.q, w.k, in.scale, false, w, w.p1);
-  pack(in.d_o + in.value(c.first, head), plan.hv * plan.v, c.rows, plan.v, w.v, w.wv);
-  gemm<Write::set>(c.rows, w.wv, c.rows, columns(w.p1, w.wc), w.v, w.wv, w.x, w.wv, Part::upper_a);
-  unpack(w.x, w.wv, c.rows, plan.v, in.x_of(c.first, head), plan.v);
+  put_local_values(in, c, head, w, in.x_of(c.first, head));
 }
 
 // Columns [v0, v0+cols) of D and X, from the last chunk to the first.
 template <class T>
 void reverse_scan(const Pass<T>& in, int64_t n, int64_t head, int64_t v0, int64_t cols,
                   ChannelWorkspace<T>& w) {
-  const Plan& plan = in.plan;
-  const int64_t width = padded<T>(cols), wk = w.wk;
-  const int64_t state = (n * plan.hv + head) * plan.k * plan.v + v0;
-  if (in.dht)
-    pack(in.dht + state, plan.v, plan.k, cols, w.ds, width);
-  else
-    std::fill(w.ds, w.ds + plan.k * width, T(0));
-  for (int64_t i = plan.first_chunk[size_t(n) + 1] - 1; i >= plan.first_chunk[size_t(n)]; --i) {
-    const Chunk c = plan.chunks[size_t(i)];
-    unpack(w.ds, width, plan.k, cols, in.dstates + in.state(i, head) + v0, plan.v);
+  scan_back<Write::subtract, T>(in, n, head, v0, cols, w, [&](const Chunk& c) {
     load_chunk(in, c, head, w);
     load_queries(in, c, head, w);
-    pack(in.d_o + in.value(c.first, head) + v0, plan.hv * plan.v, c.rows, cols, w.v, width);
-    pack(in.x_of(c.first, head) + v0, plan.v, c.rows, cols, w.y, width);
     to_end(w, w.k, w.kt);
-    gemm<Write::add>(c.rows, width, plan.k, rows(w.kt, wk), w.ds, width, w.y, width);
-    gemm<Write::set>(c.rows, width, c.rows, columns(in.a_of(c.first, head), plan.c), w.y, width,
-                     w.x, width, Part::upper_a);
-    unpack(w.x, width, c.rows, cols, in.x_of(c.first, head) + v0, plan.v);
     from_start(w, w.q, in.scale, w.qh);
     from_start(w, w.b, T(1), w.bh);
-    scale_rows(w.ds, width, plan.k, [&](int64_t d) { return w.total[d]; });
-    gemm<Write::add>(plan.k, width, c.rows, columns(w.qh, wk), w.v, width, w.ds, width);
-    gemm<Write::subtract>(plan.k, width, c.rows, columns(w.bh, wk), w.x, width, w.ds, width);
-  }
-  if (in.dh0) unpack(w.ds, width, plan.k, cols, in.dh0 + state, plan.v);
+    return ReverseStep<T>{w.kt, w.qh, w.bh, in.a_of(c.first, head), in.x_of(c.first, head)};
+  });
 }
 
 // w.p3 = dP, w.p4 = dM from dO (w.v), V' and X [n,wv].

@@ -9,6 +9,7 @@
 // near zero.
 #include <cmath>
 
+#include "ops/channel_reverse_cpu.h"
 #include "ops/dplr_cpu.h"
 
 namespace ebb::cpu {
@@ -31,46 +32,26 @@ struct Pass : DplrArrays<T> {
 // The part of X that does not come through the state.
 template <class T>
 void local_values(const Pass<T>& in, int64_t chunk, int64_t head, DplrWorkspace<T>& w) {
-  const Plan& plan = in.plan;
-  const Chunk c = plan.chunks[size_t(chunk)];
+  const Chunk c = in.plan.chunks[size_t(chunk)];
   load_chunk(in, c, head, w);
   load_reads(in, c, head, w);
   scores(w.r, w.b, in.scale, false, w, w.p1);
-  pack(in.d_o + in.value(c.first, head), plan.h * plan.v, c.rows, plan.v, w.v, w.wv);
-  gemm<Write::set>(c.rows, w.wv, c.rows, columns(w.p1, w.wc), w.v, w.wv, w.x, w.wv, Part::upper_a);
-  unpack(w.x, w.wv, c.rows, plan.v, in.z_of(c.first, head), plan.v);
+  put_local_values(in, c, head, w, in.z_of(c.first, head));
 }
 
 // Columns [v0, v0+cols) of D and Z, from the last chunk to the first.
 template <class T>
 void reverse_scan(const Pass<T>& in, int64_t n, int64_t head, int64_t v0, int64_t cols,
                   DplrWorkspace<T>& w) {
-  const Plan& plan = in.plan;
-  const int64_t width = padded<T>(cols), wk = w.wk;
-  const int64_t state = (n * plan.h + head) * plan.k * plan.v + v0;
-  if (in.dht)
-    pack(in.dht + state, plan.v, plan.k, cols, w.ds, width);
-  else
-    std::fill(w.ds, w.ds + plan.k * width, T(0));
-  for (int64_t i = plan.first_chunk[size_t(n) + 1] - 1; i >= plan.first_chunk[size_t(n)]; --i) {
-    const Chunk c = plan.chunks[size_t(i)];
-    unpack(w.ds, width, plan.k, cols, in.dstates + in.state(i, head) + v0, plan.v);
+  scan_back<Write::add, T>(in, n, head, v0, cols, w, [&](const Chunk& c) {
     load_chunk(in, c, head, w);
     load_reads(in, c, head, w);
-    pack(in.d_o + in.value(c.first, head) + v0, plan.h * plan.v, c.rows, cols, w.v, width);
-    pack(in.z_of(c.first, head) + v0, plan.v, c.rows, cols, w.x, width);
     to_end(w, w.b, w.bt);
-    gemm<Write::add>(c.rows, width, plan.k, rows(w.bt, wk), w.ds, width, w.x, width);
-    gemm<Write::set>(c.rows, width, c.rows, columns(in.inverse_of(c.first, head), plan.c), w.x,
-                     width, w.y, width, Part::upper_a);
-    unpack(w.y, width, c.rows, cols, in.z_of(c.first, head) + v0, plan.v);
     from_start(w, w.r, in.scale, w.rh);
     from_start(w, w.a, T(1), w.ah);
-    scale_rows(w.ds, width, plan.k, [&](int64_t d) { return w.total[d]; });
-    gemm<Write::add>(plan.k, width, c.rows, columns(w.rh, wk), w.v, width, w.ds, width);
-    gemm<Write::add>(plan.k, width, c.rows, columns(w.start, wk), w.y, width, w.ds, width);
-  }
-  if (in.dh0) unpack(w.ds, width, plan.k, cols, in.dh0 + state, plan.v);
+    return ReverseStep<T>{w.bt, w.rh, w.start, in.inverse_of(c.first, head),
+                          in.z_of(c.first, head)};
+  });
 }
 
 // The score gradients of one chunk: w.p1 = dA_rk, w.p2 = dA_rb, w.p3 = dA_ak, w.p4 = dA_ab, the
