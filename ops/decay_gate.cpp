@@ -1,23 +1,12 @@
 #include "ops/decay_gate.h"
 
-#include <omp.h>
-
-#include <algorithm>
-
-#include "ops/common.h"
 #include "ops/cpu_math.h"
+#include "ops/gate_rows_cpu.h"
 
 namespace ebb {
 
 namespace cpu {
 namespace {
-
-constexpr int64_t kRows = 512;  // tokens of a partial sum
-
-template <class F>
-void visit(DType t, F&& f) {
-  t == DType::f64 ? f.template operator()<double>() : f.template operator()<float>();
-}
 
 // Per channel: exp(A_log) of its head and dt_bias.
 template <class T>
@@ -53,42 +42,22 @@ std::pair<T, T> slopes(T y, T scale, T bound, T dg) {
 }  // namespace
 
 void decay_gate_fwd(const DecayGateArgs& in, const Tensor& g) {
-  visit(g.dtype(), [&]<class T>() {
+  visit_gate(g.dtype(), [&]<class T>() {
     const Channels<T> ch(in);
-    const int64_t width = in.a.width;
-#pragma omp parallel for if (g.numel() > 4096)
-    for (int64_t n = 0; n < in.a.count; ++n) {
-      const T* a = in.a.t.data<T>() + n * in.a.stride;
-      T* out = g.data<T>() + n * width;
-      for (int64_t c = 0; c < width; ++c)
-        out[c] = gate(a[c] + ch.bias[size_t(c)], ch.scale[size_t(c)], T(in.lower_bound));
-    }
+    gate_rows<T>(in.a, g, [&](T a, int64_t c) {
+      return gate(a + ch.bias[size_t(c)], ch.scale[size_t(c)], T(in.lower_bound));
+    });
   });
 }
 
 void decay_gate_bwd(const DecayGateArgs& in, const Tensor& dg, const DecayGateGrads& out) {
-  visit(dg.dtype(), [&]<class T>() {
+  visit_gate(dg.dtype(), [&]<class T>() {
     const Channels<T> ch(in);
-    const int64_t width = in.a.width, blocks = (in.a.count + kRows - 1) / kRows;
-    // Per block of tokens and channel: Σ da, Σ of dA_log's summands.
-    std::vector<double> partial(size_t(blocks * 2 * width));
-#pragma omp parallel for if (dg.numel() > 4096)
-    for (int64_t b = 0; b < blocks; ++b) {
-      double *bias = partial.data() + b * 2 * width, *log = bias + width;
-      for (int64_t n = b * kRows; n < std::min(in.a.count, (b + 1) * kRows); ++n) {
-        const T *a = in.a.t.data<T>() + n * in.a.stride, *g = dg.data<T>() + n * width;
-        for (int64_t c = 0; c < width; ++c) {
-          const auto [da, dlog] =
-              slopes(a[c] + ch.bias[size_t(c)], ch.scale[size_t(c)], T(in.lower_bound), g[c]);
-          if (out.da) out.da.data<T>()[n * width + c] = da;
-          bias[c] += double(da);
-          log[c] += double(dlog);
-        }
-      }
-    }
-    std::vector<double> sum(size_t(2 * width));
-    for (int64_t b = 0; b < blocks; ++b)
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += partial[size_t(b) * sum.size() + i];
+    const std::vector<double> sum =
+        gate_row_gradients<T>(in.a, dg, out.da, [&](T a, T d, int64_t c) {
+          return slopes(a + ch.bias[size_t(c)], ch.scale[size_t(c)], T(in.lower_bound), d);
+        });
+    const int64_t width = in.a.width;
     if (out.ddt_bias)
       for (int64_t c = 0; c < width; ++c) out.ddt_bias.data<T>()[c] = T(sum[size_t(c)]);
     if (out.dA_log)
@@ -105,12 +74,6 @@ void decay_gate_bwd(const DecayGateArgs& in, const Tensor& dg, const DecayGateGr
 namespace {
 
 constexpr const char* kOp = "decay_gate";
-
-Tensor wide_parameter(const char* what, const Tensor& t, const Tensor& a) {
-  check(t.dtype() == DType::f32 || t.dtype() == DType::f64,
-        "{}: {} {} is {}; gate parameters stay f32", kOp, what, t.shape(), t.dtype());
-  return parameter_values(kOp, what, t, a);
-}
 
 // How many trailing dimensions of a form the H·K channels.
 int channel_dims(const Tensor& a, int64_t heads, int64_t channels) {
@@ -163,8 +126,8 @@ Var decay_gate(const Var& av, const Var& A_log_var, const Var& bias_var,
         "{}: a is {}, A_log {}, dt_bias {}; want a [...,H], dt_bias [H] or a [...,H,K], dt_bias "
         "[H,K]",
         kOp, a.shape(), A_log.shape(), bias_shape);
-  const Tensor A = wide_parameter("A_log", A_log, a);
-  const Tensor b = bias ? wide_parameter("dt_bias", bias, a).view({channels}) : Tensor();
+  const Tensor A = gate_parameter(kOp, "A_log", A_log, a);
+  const Tensor b = bias ? gate_parameter(kOp, "dt_bias", bias, a).view({channels}) : Tensor();
   const DecayGateArgs in = arguments(a, A, b, inner, options.lower_bound);
   const Tensor g = Tensor::empty(a.shape(), accumulate_type(a.dtype()), a.device());
   if (kWithCuda && a.on_cuda())

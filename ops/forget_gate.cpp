@@ -1,22 +1,14 @@
 #include "ops/forget_gate.h"
 
-#include <algorithm>
 #include <cmath>
 
-#include "ops/common.h"
 #include "ops/cpu_math.h"
+#include "ops/gate_rows_cpu.h"
 
 namespace ebb {
 
 namespace cpu {
 namespace {
-
-constexpr int64_t kRows = 512;  // tokens of a partial sum
-
-template <class F>
-void visit(DType t, F&& f) {
-  t == DType::f64 ? f.template operator()<double>() : f.template operator()<float>();
-}
 
 template <class T>
 T value_or_zero(const Tensor& t, int64_t c) {
@@ -43,46 +35,26 @@ std::pair<T, T> slopes(T y, T lower) {
 }  // namespace
 
 void forget_gate_fwd(const ForgetGateArgs& in, const Tensor& g) {
-  visit(g.dtype(), [&]<class T>() {
-    const int64_t width = in.z.width;
+  visit_gate(g.dtype(), [&]<class T>() {
     const T factor = T(1 / in.divisor);
-#pragma omp parallel for if (g.numel() > 4096)
-    for (int64_t n = 0; n < in.z.count; ++n) {
-      const T* z = in.z.t.data<T>() + n * in.z.stride;
-      T* out = g.data<T>() + n * width;
-      for (int64_t c = 0; c < width; ++c)
-        out[c] =
-            factor * log_forget(z[c] + value_or_zero<T>(in.bias, c), value_or_zero<T>(in.lower, c));
-    }
+    gate_rows<T>(in.z, g, [&](T z, int64_t c) {
+      return factor * log_forget(z + value_or_zero<T>(in.bias, c), value_or_zero<T>(in.lower, c));
+    });
   });
 }
 
 void forget_gate_bwd(const ForgetGateArgs& in, const Tensor& dg, const ForgetGateGrads& out) {
-  visit(dg.dtype(), [&]<class T>() {
-    const int64_t width = in.z.width, blocks = (in.z.count + kRows - 1) / kRows;
+  visit_gate(dg.dtype(), [&]<class T>() {
     const T factor = T(1 / in.divisor);
-    std::vector<double> partial(size_t(blocks * 2 * width));  // Σ dz, Σ of dl's summands
-#pragma omp parallel for if (dg.numel() > 4096)
-    for (int64_t b = 0; b < blocks; ++b) {
-      double *bias = partial.data() + b * 2 * width, *bound = bias + width;
-      for (int64_t n = b * kRows; n < std::min(in.z.count, (b + 1) * kRows); ++n) {
-        const T *z = in.z.t.data<T>() + n * in.z.stride, *d = dg.data<T>() + n * width;
-        for (int64_t c = 0; c < width; ++c) {
+    const std::vector<double> sum =
+        gate_row_gradients<T>(in.z, dg, out.dz, [&](T z, T d, int64_t c) {
           const auto [by_y, by_lower] =
-              slopes(z[c] + value_or_zero<T>(in.bias, c), value_or_zero<T>(in.lower, c));
-          const T dz = factor * d[c] * by_y;
-          if (out.dz) out.dz.data<T>()[n * width + c] = dz;
-          bias[c] += double(dz);
-          bound[c] += double(factor * d[c] * by_lower);
-        }
-      }
-    }
-    std::vector<double> sum(size_t(2 * width));
-    for (int64_t b = 0; b < blocks; ++b)
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += partial[size_t(b) * sum.size() + i];
-    for (int64_t c = 0; c < width; ++c) {
+              slopes(z + value_or_zero<T>(in.bias, c), value_or_zero<T>(in.lower, c));
+          return std::pair(factor * d * by_y, factor * d * by_lower);
+        });
+    for (int64_t c = 0; c < in.z.width; ++c) {
       if (out.dbias) out.dbias.data<T>()[c] = T(sum[size_t(c)]);
-      if (out.dlower) out.dlower.data<T>()[c] = T(sum[size_t(width + c)]);
+      if (out.dlower) out.dlower.data<T>()[c] = T(sum[size_t(in.z.width + c)]);
     }
   });
 }
@@ -96,11 +68,9 @@ constexpr const char* kOp = "forget_gate";
 // C values as [C], or undefined.
 Tensor per_channel(const char* what, const Tensor& t, const Tensor& z, int64_t channels) {
   if (!t) return {};
-  check(t.dtype() == DType::f32 || t.dtype() == DType::f64,
-        "{}: {} {} is {}; gate parameters stay f32", kOp, what, t.shape(), t.dtype());
   check(t.numel() == channels, "{}: {} is {}, z {}; want {} values", kOp, what, t.shape(),
         z.shape(), channels);
-  return parameter_values(kOp, what, t, z).view({channels});
+  return gate_parameter(kOp, what, t, z).view({channels});
 }
 
 void backward(BackwardContext& ctx, int inner, double divisor, const Shape& bias_shape,
