@@ -115,6 +115,20 @@ TEST_F(MqarCommand, Mamba2TakesTheTask) {
   EXPECT_LT(last["validation_loss"].get<double>(), 2) << last;
 }
 
+// The Transformer finds it, as one that keeps every token must.
+TEST_F(MqarCommand, TransformerTakesTheTask) {
+  ok("train " EBB_TEST_DATA
+     "/../../recipes/mqar/transformer-256.json --quiet --device cpu"
+     " --set data.mqar.vocab_size=32 --set model.vocab_size=32 --set 'data.mqar.pairs=[2]'"
+     " --set 'data.mqar.test_pairs=[2]' --set data.mqar.examples=4096"
+     " --set data.mqar.test_examples=200 --set length=12 --set sequences=32 --set optim.lr=1e-2"
+     " --set steps=120 --set log_every=40 --set validate_every=0 --set out=" +
+     at("transformer"));
+  const json last = lines("transformer/metrics.jsonl").back();
+  EXPECT_GT(last["accuracy"].get<double>(), 0.35) << last;  // chance: 1/16
+  EXPECT_LT(last["validation_loss"].get<double>(), 2) << last;
+}
+
 // The recipe of DART, small; the same weights scored with and without what memories hold.
 TEST_F(MqarCommand, DartTakesTheTask) {
   ok("train " EBB_TEST_DATA
@@ -168,11 +182,13 @@ TEST_F(MqarCommand, GridOfRunsGoesOn) {
   ASSERT_EQ(run(" --models dart,mamba2 --states 4"), 0) << read_file(at("out.txt"));
   said("2 of 2 runs done, 0 failed");
   ASSERT_EQ(run(""), 0) << read_file(at("out.txt"));
-  said("3 runs to do");
+  said("4 runs to do");
   said("DART N 4 without SMA");
   said("own read vector N 4");
+  said("\nTransformer  ");
   const json results = json::parse(read_file(at("grid/results.json")));
-  ASSERT_EQ(results["runs"].size(), 5u);
+  ASSERT_EQ(results["runs"].size(), 6u);
+  EXPECT_TRUE(results["runs"].contains("transformer-L32-d32-lr0.01-s42"));
   for (const auto& [name, r] : results["runs"].items()) {
     EXPECT_EQ(r["steps"], 8) << name;
     EXPECT_EQ(r["accuracy"].size(), 4u) << name;
@@ -181,11 +197,11 @@ TEST_F(MqarCommand, GridOfRunsGoesOn) {
   ASSERT_EQ(run(" --budget 0.001"), 0);
   said("0 runs to do");
   ASSERT_EQ(run(" --lengths 64 --budget 0.001"), 0);
-  said("0 of 5 runs done");
+  said("0 of 6 runs done");
   EXPECT_NE(run(" --epochs 2"), 0);
   said("give another --results");
   EXPECT_NE(run(" --models darts"), 0);
-  said("darts is none of mamba2, dart, dart-unshared");
+  said("darts is none of mamba2, dart, dart-unshared, transformer");
   EXPECT_NE(run(" --widths 48"), 0);
   said("--widths: want multiples of 32");
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Associative recall over a grid: DART and Mamba-2 by length, width and state size, each learning
-rate of a sweep a run of its own, several runs side by side on one GPU or CPU.
+"""Associative recall over a grid: DART and Mamba-2 by length, width and state size, beside a
+Transformer of each width, each learning rate of a sweep a run of its own, several runs side by side
+on one GPU or CPU.
 
     tools/mqar_grid.py --out runs/mqar                          the whole grid, to be left alone
     tools/mqar_grid.py --out runs/mqar --budget 400             the most telling runs of 400 seconds
@@ -27,15 +28,16 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-VARIANTS = ("mamba2", "dart", "dart-unshared")
+VARIANTS = ("mamba2", "dart", "dart-unshared", "transformer")
 
 
 class Run(dict):
-    """model, length, width, state, lr, seed: what makes one training run."""
+    """model, length, width, state (0: none), lr, seed: what makes one training run."""
 
     @property
     def name(self):
-        return "{model}-L{length}-d{width}-N{state}-lr{lr:g}-s{seed}".format(**self)
+        state = "-N{state}" if self["state"] else ""
+        return ("{model}-L{length}-d{width}" + state + "-lr{lr:g}-s{seed}").format(**self)
 
     @property
     def cell(self):
@@ -66,7 +68,7 @@ def arguments():
     grid.add_argument("--states", type=numbers(int), default=[16, 64], help="N")
     grid.add_argument("--models", type=numbers(str), default=list(VARIANTS),
                       help="of mamba2, dart, dart-unshared (smallest N only: memories read with a "
-                      "vector of their own)")
+                      "vector of their own), transformer (keys and values of every token, no N)")
     grid.add_argument("--lrs", type=numbers(float), default=[1e-3, 10**-2.5, 1e-2])
     grid.add_argument("--seed", type=int, default=42)
     size = p.add_argument_group("size of a run (the papers': 262144 examples, 8 epochs, batches of "
@@ -116,13 +118,15 @@ def pairs_of(length):
 
 def all_runs(a):
     """Most telling first: the middle rate before the sweep, short before long, DART beside Mamba-2
-    with the small state before the large one and the ablation, the middle width first."""
+    with the small state before the Transformer, the ablation and the large one, the middle width
+    first."""
     middle = sorted(a.lrs)[len(a.lrs) // 2]
     widths = sorted(a.widths, key=lambda w: (abs(w - 64), -w))
     runs = []
     for rates in ([middle], [x for x in a.lrs if x != middle]):
         for length in sorted(a.lengths):
             for models, states in ((("dart", "mamba2"), sorted(a.states)[:1]),
+                                   (("transformer",), [0]),
                                    (("dart-unshared",), sorted(a.states)[:1]),
                                    (("dart", "mamba2"), sorted(a.states)[1:])):
                 for state in states:
@@ -177,8 +181,11 @@ def recipe_of(run, a, folder):
                   length=run["length"], dtype=a.dtype, seed=run["seed"], init={"seed": run["seed"]},
                   log_every=max(1, steps // 50), checkpoint_every=0, keep_last=1, validate_every=0,
                   out=str(folder))
-    recipe["model"].update(hidden_size=run["width"], state_size=run["state"],
-                           vocab_size=a.vocab_size)
+    recipe["model"].update(hidden_size=run["width"], vocab_size=a.vocab_size)
+    if kind == "transformer":
+        recipe["model"].update(num_heads=run["width"] // 32, intermediate_size=run["width"])
+    else:
+        recipe["model"].update(state_size=run["state"])
     if kind == "dart":
         recipe["model"].update(sma_chunk=a.chunk, sma_shared_read=run["model"] == "dart")
     recipe["optim"]["lr"] = run["lr"]
@@ -361,12 +368,14 @@ def tables(results, a):
     runs = list(results.data["runs"].values())
     columns = [(l, w) for l in sorted({r["length"] for r in runs})
                for w in sorted({r["width"] for r in runs})]
-    states = sorted({r["state"] for r in runs})
+    states = sorted({r["state"] for r in runs if r["state"]})
     small, rates = (states or [0])[0], len(a.lrs)
     of = lambda row, column: (row[0], *column, row[1])  # noqa: E731
     accuracy = lambda run, row: hardest(run["accuracy"])  # noqa: E731
     rows = [(f"{name} N {n}", (model, n)) for n in states
             for name, model in (("DART", "dart"), ("Mamba-2", "mamba2"))]
+    if any(r["model"] == "transformer" for r in runs):
+        rows.append(("Transformer", ("transformer", 0)))
     text = [table("Right answers, %, length/4 pairs", rows, columns, of, accuracy, runs, rates)]
     rows = [(f"DART N {n}", ("dart", n, "accuracy")) for n in states[:1]] + [
         (f"DART N {n} without SMA", ("dart", n, "accuracy_without_sma")) for n in states[:1]]
