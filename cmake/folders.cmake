@@ -13,6 +13,7 @@ set(EBB_MODEL_SOURCES
   models/config_reader.cpp
   models/dart.cpp
   models/decay_study.cpp
+  models/decays.cpp
   models/delta.cpp
   models/delta_channel.cpp
   models/gla.cpp
@@ -24,6 +25,7 @@ set(EBB_MODEL_SOURCES
   models/retnet.cpp
   models/rwkv7.cpp
   models/rwkv7_init.cpp
+  models/toeplitz.cpp
   models/tokenizer.cpp
   models/transformer.cpp
 )

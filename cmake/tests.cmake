@@ -14,6 +14,8 @@ set(EBB_UNIT_TESTS
   copy_test.cpp
   data_test.cpp
   decay_init_test.cpp
+  decay_study_test.cpp
+  decays_test.cpp
   eval_golden_test.cpp
   eval_run_test.cpp
   eval_test.cpp
@@ -30,6 +32,7 @@ set(EBB_UNIT_TESTS
   read_only_test.cpp
   safetensors_test.cpp
   tensor_test.cpp
+  toeplitz_test.cpp
   tokenizer_test.cpp
   views_test.cpp
 )
@@ -50,6 +53,7 @@ set(EBB_OP_TESTS
 )
 set(EBB_CUDA_TESTS
   dart_cuda_test.cpp
+  decay_study_cuda_test.cpp
   delta_rule_channel_cuda_test.cpp
   delta_rule_cuda_test.cpp
   autograd_cuda_test.cpp

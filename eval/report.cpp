@@ -154,6 +154,47 @@ json gates_of(const std::string& folder) {
   return out;
 }
 
+// ---- decays in use ----
+
+// What models/decays.h writes, or the same within a record of `ebb inspect`.
+json read_decays(const std::string& file) {
+  json j = read_json(file);
+  if (j.is_object() && j.contains("decays")) j = json(j["decays"]);
+  const auto spread = [&](const json& s) {
+    for (const char* key : {"median", "lower_quartile", "upper_quartile"})  // null: not finite
+      check(s.is_object() && s.contains(key) && (s[key].is_number() || s[key].is_null()),
+            "report: {}: a layer without the number {}", file, key);
+  };
+  check(j.is_object() && j.contains("layers") && j["layers"].is_array() && j.contains("all") &&
+            j.contains("tokens") && j["tokens"].is_number(),
+        "report: {} does not hold the decays of a model", file);
+  for (const json& layer : j["layers"]) {
+    spread(layer);
+    check(layer.contains("layer") && layer["layer"].is_number_integer(),
+          "report: {}: a layer without the number layer", file);
+  }
+  spread(j["all"]);
+  return j;
+}
+
+json decays_of(const std::string& folder) {
+  json out = json::object();
+  for (const auto& [key, file] : {std::pair{"initial", "/decays_initial.json"},
+                                  {"final", "/decays_final.json"},
+                                  {"measured", "/decays.json"}})
+    if (fs::exists(folder + file)) out[key] = read_decays(folder + file);
+  return out;
+}
+
+// ---- speed ----
+
+json read_speed(const std::string& file) {
+  const json j = read_json(file);
+  check(j.is_object() && std::isfinite(number(j, "tokens_per_gpu_per_second")),
+        "report: {}: no number tokens_per_gpu_per_second", file);
+  return j;
+}
+
 // ---- results of ebb eval ----
 
 std::vector<std::string> result_files(const std::string& folder) {
@@ -258,10 +299,13 @@ json report_data(const std::vector<std::string>& given) {
     }
     if (const std::string f = folder + "/recipe.json"; fs::exists(f)) run["recipe"] = read_json(f);
     if (const json gates = gates_of(folder); !gates.empty()) run["gates"] = gates;
+    if (const json decays = decays_of(folder); !decays.empty()) run["decays"] = decays;
+    if (const std::string f = folder + "/speed.json"; fs::exists(f)) run["speed"] = read_speed(f);
     const std::vector<std::string> files = result_files(folder);
     check(run.size() > 2 || !files.empty() || fs::exists(folder + "/metrics.jsonl"),
           "report: {} holds none of metrics.jsonl, recipe.json, gates_initial.json, "
-          "gates_final.json, results.json",
+          "gates_final.json, decays_initial.json, decays_final.json, decays.json, speed.json, "
+          "results.json",
           folder);
     if (run.size() > 2) data["runs"].push_back(run);
     for (const std::string& f : files)

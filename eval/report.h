@@ -6,6 +6,8 @@
 //                            validation_loss where it was measured
 //   recipe.json              what was trained
 //   gates_initial.json, gates_final.json   [{layer, head, A_log, dt_bias, sensitivity, timescale}]
+//   decays_initial.json, decays_final.json   of models/decays.h; decays.json: of `ebb inspect`
+//   speed.json               tokens_per_gpu_per_second and what it was measured on
 //   results.json, */results.json           of `ebb eval`
 #pragma once
 #include <nlohmann/json.hpp>

@@ -30,7 +30,7 @@ void walk(LanguageModel& model, const Tensor& tokens, const LayerDone& done, Vis
   const NoGrad off;
   check(model.activation_dtype() != DType::bf16,
         "calibrate: enable bf16 after calibration; activations are f32 here");
-  Block::Stream s{{}, model.embed(tokens.to(model.device()))};
+  Block::Stream s = model.enter(tokens.to(model.device()));
   for (int64_t l = 0; l < model.layers(); ++l) {
     Block& block = model.block(l);
     const Var x = s.delta.defined() ? add(s.delta, s.stream) : s.stream;

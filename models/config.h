@@ -70,7 +70,7 @@ struct ModelConfig {
   int64_t max_position_embeddings = 4096;  // kept, not a limit
   // decay_study
   DecayConfig decay = {};
-  std::string rpe = "none";            // or rope
+  std::string rpe = "none";            // or rope, tpe
   std::string token_mixer = "linear";  // or dplr
 
   // rwkv7 (gate_low_rank_dim also of gla, lightnet): ranks of low-rank products; norms of LayerNorm

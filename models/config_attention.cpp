@@ -104,11 +104,11 @@ void read_decay_fields(ConfigReader* r, ModelConfig* c) {
   if (!(c->decay.threshold > 0 && c->decay.threshold < 1))
     d.error("threshold", fmt::format("must lie between 0 and 1, got {}", c->decay.threshold));
   d.close();
-  read_word(r, "rpe", {"none", "rope"}, &c->rpe);
+  read_word(r, "rpe", {"none", "rope", "tpe"}, &c->rpe);
   read_word(r, "token_mixer", {"linear", "dplr"}, &c->token_mixer);
   read_word(r, "weight_init", {"zero_branches", "fla"}, &c->weight_init);
-  if (c->decay.share && (c->rpe != "none" || c->token_mixer != "linear"))
-    r->error("rpe", "a shared key goes with rpe none and token_mixer linear only");
+  if (c->decay.share && (c->rpe == "rope" || c->token_mixer != "linear"))
+    r->error("rpe", "a shared key goes with rpe none or tpe and token_mixer linear only");
 }
 
 }  // namespace

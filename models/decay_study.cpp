@@ -146,10 +146,9 @@ DecayStudy::Decayed DecayStudy::decay(const Projected& p, const Var& z0, const S
     d.g = r.g;
     if (decay_.share) d.k = in_heads(r.k, heads_);
     if (final) d.z = r.z.value();
-  } else if (decay_.share) {  // mamba2: the step itself is the key
-    const Var step = softplus(add(cast(u, wide), dt_bias_.var()));
-    d.g = neg(mul(exp(A_log_.var()), step));
-    d.k = in_heads(cast(step, u.dtype()), heads_);
+  } else if (decay_.share) {  // mamba2: the step itself is the key, and g = −e^A times it
+    d.g = decay_gate(u, A_log_.var(), dt_bias_.var());
+    d.k = in_heads(cast(mul(d.g, neg(exp(neg(A_log_.var())))), u.dtype()), heads_);
   } else {
     const Var A_log =
         A_log_.defined() ? A_log_.var() : Var(Tensor::zeros({decays}, wide, u.value().device()));
@@ -157,6 +156,25 @@ DecayStudy::Decayed DecayStudy::decay(const Projected& p, const Var& z0, const S
   }
   if (decay_.by_channel) d.g = in_heads(d.g, heads_);
   return d;
+}
+
+// Twice the key channels, with the same decays: what each half reads adds up, and keys of P
+// channels are what the fast kernels take.
+Var DecayStudy::attend_halves(const Var& q, const Decayed& d, const Var& v, const Var& h0,
+                              const SeqLayout& layout, Tensor* ht) const {
+  const std::vector<Var> qs = split(q, 3, 2), ks = split(d.k, 3, 2);
+  Var o;
+  std::vector<Var> states;
+  for (size_t i = 0; i < 2; ++i) {
+    const int64_t begin = int64_t(i) * rank_;
+    const LinearAttentionOutput r = gated_linear_attention(
+        qs[i], ks[i], v, d.g, h0.defined() ? slice(h0, 2, begin, begin + rank_) : Var(),
+        {.want_final_state = ht != nullptr, .layout = layout});
+    o = i == 0 ? r.o : add(o, r.o);
+    if (ht) states.push_back(r.ht);
+  }
+  if (ht) *ht = concat(states, 2).value();
+  return o;
 }
 
 // o [B,T,H,P]; ht, where it is wanted, the state after.
@@ -169,6 +187,7 @@ Var DecayStudy::attend(const Projected& p, Decayed d, const Tensor& position, co
                              .start = position ? position.to(q.value().device()) : Tensor(),
                              .layout = layout};
     q = rotary(q, turn), d.k = rotary(d.k, turn);
+    if (decay_.by_channel && !delta_) return attend_halves(q, d, p.v, h0, layout, ht);
     if (decay_.by_channel) d.g = concat({d.g, d.g}, 3);
   }
   if (delta_) {
@@ -221,6 +240,13 @@ Var DecayStudy::step(const Var& x, MixerState& state) {
   return select(y, 1, 0);
 }
 
+Tensor DecayStudy::log_decays(const Var& h) const {
+  const NoGrad off;
+  Var z;
+  if (running_sum()) z = zero_state(h.size(0), h.dtype(), h.value().device()).tensors.at(1);
+  return decay(project(h), z, {}, false).g.value();
+}
+
 MixerState DecayStudy::zero_state(int64_t n, DType activations, Device device) const {
   const DType wide = accumulate_type(activations);
   const int64_t keys = rope_ && decay_.by_channel ? 2 * rank_ : rank_;
@@ -259,6 +285,12 @@ void init_decay_study_weights(LanguageModel& model, uint64_t seed) {
       named.value().fill_(1);
     else if (is(".delta"))
       named.value().fill_(std::log(p / (1 - p)));
+    else if (is("tpe.decay"))
+      named.value().fill_(0);
+    else if (is("tpe.q") || is("tpe.k"))
+      named.value().fill_(1);
+    else if (is("tpe.o_proj.weight"))
+      init_normal(named, seed, c.initializer_range);
     else if (is("attn.decay")) {
       const size_t at = named.name.find("layers.") + 7;
       const int64_t layer = std::stoll(named.name.substr(at));

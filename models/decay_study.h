@@ -27,6 +27,7 @@ class DecayStudy : public Mixer {
               MixerState* final) override;
   Var step(const Var& x, MixerState& state) override;
   MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
 
  private:
   struct Projected;
@@ -36,6 +37,9 @@ class DecayStudy : public Mixer {
   Var head_decays(const Shape& lead, DType activations, Device device) const;
   Var attend(const Projected& p, Decayed d, const Tensor& position, const Var& h0,
              const SeqLayout& layout, Tensor* ht) const;
+
+  Var attend_halves(const Var& q, const Decayed& d, const Var& v, const Var& h0,
+                    const SeqLayout& layout, Tensor* ht) const;
 
   bool running_sum() const;  // lightnet, lssp
   bool fixed() const;        // tnl, tnl_l

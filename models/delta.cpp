@@ -125,4 +125,9 @@ Tensor GatedDeltaNet::gate_preactivations(const Tensor& h) const {
   return linear(h.to(w.dtype()).reshape({-1, h.shape().back()}), w).value();
 }
 
+Tensor GatedDeltaNet::log_decays(const Var& h) const {
+  const NoGrad off;
+  return decay_gate(project(h).a, A_log_.var(), dt_bias_.var()).value();
+}
+
 }  // namespace ebb

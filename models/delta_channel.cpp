@@ -156,4 +156,9 @@ Tensor ChannelDeltaNet::gate_preactivations(const Tensor& h) const {
   return linear(f, decay_.master()).value();
 }
 
+Tensor ChannelDeltaNet::log_decays(const Var& h) const {
+  const NoGrad off;
+  return project(h).g.value();
+}
+
 }  // namespace ebb

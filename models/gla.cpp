@@ -82,4 +82,9 @@ MixerState Gla::zero_state(int64_t n, DType activations, Device device) const {
   return {{Tensor::zeros({n, heads_, key_dim_, value_dim_}, accumulate_type(activations), device)}};
 }
 
+Tensor Gla::log_decays(const Var& h) const {
+  const NoGrad off;
+  return project(h).g.value();
+}
+
 }  // namespace ebb

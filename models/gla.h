@@ -16,6 +16,7 @@ class Gla : public Mixer {
               MixerState* final) override;
   Var step(const Var& x, MixerState& state) override;
   MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
 
  private:
   struct Projected;
@@ -38,6 +39,7 @@ class Hgrn2 : public Mixer {
               MixerState* final) override;
   Var step(const Var& x, MixerState& state) override;
   MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
 
  private:
   struct Projected;
@@ -59,6 +61,7 @@ class LightNet : public Mixer {
               MixerState* final) override;
   Var step(const Var& x, MixerState& state) override;
   MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
 
  private:
   struct Projected;
@@ -79,6 +82,7 @@ class RetNet : public Mixer {
               MixerState* final) override;
   Var step(const Var& x, MixerState& state) override;
   MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
 
  private:
   struct Projected;

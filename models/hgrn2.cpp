@@ -80,4 +80,9 @@ MixerState Hgrn2::zero_state(int64_t n, DType activations, Device device) const 
   return {{Tensor::zeros({n, heads_, key_dim_, value_dim_}, accumulate_type(activations), device)}};
 }
 
+Tensor Hgrn2::log_decays(const Var& h) const {
+  const NoGrad off;
+  return project(h).g.value();
+}
+
 }  // namespace ebb

@@ -102,6 +102,12 @@ Block::Stream Block::forward(const Stream& in, const SeqLayout& layout, const Mi
   return finish(mixed, before);
 }
 
+Var Block::mixer_input(const Stream& in) const {
+  Stream before = in;
+  if (pre_norm_) before.stream = pre_norm_->forward(in.stream);
+  return normed(norm_, before, f32_stream_).first;
+}
+
 Block::Stream Block::step(const Stream& in, MixerState& state) const {
   Stream before = in;
   if (pre_norm_) before.stream = pre_norm_->forward(in.stream);
@@ -138,6 +144,10 @@ LanguageModel::Body::Body(const ModelConfig& config)
     : embeddings(config.vocab_size, config.hidden_size),
       norm(config.hidden_size, config.norm_eps, norm_kind(config), norm_bias(config)) {
   register_module("embeddings", embeddings);
+  if (config.model_type == "decay_study" && config.rpe == "tpe") {
+    positions = std::make_unique<ToeplitzEncoding>(config);
+    register_module("tpe", *positions);
+  }
   const bool study = config.model_type == "decay_study" && config.decay.type == "hgrn2";
   if (study || (config.model_type == "hgrn2" && config.use_lower_bound)) {
     const int64_t bounds = !study                    ? config.num_heads * config.expand_ratio
@@ -173,12 +183,21 @@ Var LanguageModel::close(const Block::Stream& s) const {
   return normed(body_.norm, s, false).first;
 }
 
+Block::Stream LanguageModel::enter(const Tensor& tokens, const SeqLayout& layout,
+                                   const DecodeState* initial, DecodeState* final) const {
+  const Var x = embed(tokens);
+  if (!body_.positions) return {{}, x};
+  return {body_.positions->forward(x, layout, initial ? &initial->layers.back() : nullptr,
+                                   final ? &final->layers.back() : nullptr),
+          x};
+}
+
 Var LanguageModel::hidden(const Tensor& tokens, const SeqLayout& layout, const DecodeState* initial,
                           DecodeState* final, const Trace& trace) const {
   check(tokens.dim() == 2, "language model: tokens are {}, want [B,T]", tokens.shape());
-  Block::Stream s{{}, embed(tokens)};
-  if (trace) trace(-1, s.stream);
-  if (final) final->layers.assign(body_.blocks.size(), {});
+  if (final) final->layers.assign(body_.blocks.size() + (body_.positions ? 1 : 0), {});
+  Block::Stream s = enter(tokens, layout, initial, final);
+  if (trace) trace(-1, s.delta.defined() ? add(s.delta, s.stream) : s.stream);
   for (size_t l = 0; l < body_.blocks.size(); ++l) {
     const Block& b = *body_.blocks[l];
     const MixerState* before = initial ? &initial->layers.at(l) : nullptr;
@@ -235,6 +254,8 @@ DecodeState LanguageModel::zero_state(int64_t n) const {
   DecodeState s;
   for (const auto& b : body_.blocks)
     s.layers.push_back(b->zero_state(n, activation_dtype(), device()));
+  if (body_.positions)
+    s.layers.push_back(body_.positions->zero_state(n, activation_dtype(), device()));
   return s;
 }
 
@@ -260,6 +281,7 @@ Tensor LanguageModel::step(const Tensor& tokens, DecodeState* state) const {
   check(tokens.dim() == 1, "step: tokens are {}, want [N]", tokens.shape());
   if (state->layers.empty()) *state = zero_state(tokens.size(0));
   Block::Stream s{{}, embed(tokens)};
+  if (body_.positions) s.delta = body_.positions->step(s.stream, state->layers.back());
   for (size_t l = 0; l < body_.blocks.size(); ++l)
     s = body_.blocks[l]->step(s, state->layers.at(l));
   return logits(close(s)).value();

@@ -12,13 +12,16 @@
 
 #include "models/config.h"
 #include "models/rwkv_channel_mix.h"
+#include "models/toeplitz.h"
 #include "nn/layers.h"
 #include "nn/mixer.h"
 
 namespace ebb {
 
 struct DecodeState {
-  std::vector<MixerState> layers;  // each tensor [N, ...]; of the mixer, then of an RWKV MLP
+  // Each tensor [N, ...]; of the mixer, then of an RWKV MLP. A position encoding that looks along
+  // time (rpe tpe) stands behind the last layer.
+  std::vector<MixerState> layers;
   // The given rows of every tensor, in order (repeats allowed).
   DecodeState select(const std::vector<int64_t>& rows) const;
 };
@@ -43,6 +46,7 @@ class Block : public Module {
   };
   Stream forward(const Stream& in, const SeqLayout& layout, const MixerState* initial,
                  MixerState* final) const;
+  Var mixer_input(const Stream& in) const;  // what forward gives the mixer
   Stream step(const Stream& in, MixerState& state) const;
 
  private:
@@ -66,6 +70,7 @@ class LanguageModel : public Module {
   const ModelConfig& config() const { return config_; }
   int64_t layers() const { return int64_t(body_.blocks.size()); }
   Block& block(int64_t l) const { return *body_.blocks.at(size_t(l)); }
+  const ToeplitzEncoding* positions() const { return body_.positions.get(); }  // rpe tpe, or null
   Device device() const;
   DType activation_dtype() const;  // bf16 with shadows enabled, else the masters' dtype
 
@@ -79,6 +84,9 @@ class LanguageModel : public Module {
   // [...,d] -> [...,V], in the activations' dtype or in the one asked for (f32).
   Var logits(const Var& hidden, std::optional<DType> dtype = {}) const;
   Var embed(const Tensor& tokens) const { return body_.embeddings.forward(tokens); }
+  // What the first block is given: the embedding, and behind it what depends on positions alone.
+  Block::Stream enter(const Tensor& tokens, const SeqLayout& layout = {},
+                      const DecodeState* initial = nullptr, DecodeState* final = nullptr) const;
 
   struct LossResult {
     Var loss;           // scalar: sum of -log p over the labelled tokens / count
@@ -106,7 +114,8 @@ class LanguageModel : public Module {
   struct Body : Module {
     explicit Body(const ModelConfig& config);
     Embedding embeddings;
-    Parameter lower_bounds;  // [L,H·K], hgrn2's
+    std::unique_ptr<ToeplitzEncoding> positions;  // rpe tpe
+    Parameter lower_bounds;                       // [L,H·K], hgrn2's
     std::vector<std::unique_ptr<Block>> blocks;
     Norm norm;
   };

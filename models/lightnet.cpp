@@ -91,4 +91,9 @@ MixerState LightNet::zero_state(int64_t n, DType activations, Device device) con
                         device)}};
 }
 
+Tensor LightNet::log_decays(const Var& h) const {
+  const NoGrad off;
+  return in_heads(log_cumsum_exp(project(h).u, {}).g, heads_).value();
+}
+
 }  // namespace ebb

@@ -6,6 +6,7 @@
 #include "autograd/tape.h"
 #include "models/language_model.h"
 #include "ops/causal_conv1d.h"
+#include "ops/elementwise.h"
 #include "ops/gated_rms_norm.h"
 #include "ops/matmul.h"
 #include "ops/movement.h"
@@ -146,6 +147,12 @@ Tensor Mamba2::gate_preactivations(const Tensor& h) const {
   const int64_t begin = inner_ + channels();
   const Tensor w = input_.master().slice(0, begin, begin + heads_);
   return linear(h.to(w.dtype()).reshape({-1, h.shape().back()}), w).value();
+}
+
+Tensor Mamba2::log_decays(const Var& h) const {
+  const NoGrad off;
+  const Var raw = add(cast(project(h).dt, A_log_.master().dtype()), dt_bias_.var());
+  return mul(neg(exp(A_log_.var())), clamp(softplus(raw), dt_min_, dt_max_)).value();
 }
 
 void init_mamba2_weights(LanguageModel& model, uint64_t seed) {

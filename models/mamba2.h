@@ -20,6 +20,7 @@ class Mamba2 : public Mixer {
   MixerState zero_state(int64_t n, DType activations, Device device) const override;
   std::optional<DecayGate> decay_gate_parameters() const override;
   Tensor gate_preactivations(const Tensor& h) const override;
+  Tensor log_decays(const Var& h) const override;
 
  protected:
   struct Inputs {  // of the scan, with the output's gate

@@ -95,4 +95,8 @@ MixerState RetNet::zero_state(int64_t n, DType activations, Device device) const
            Tensor::zeros({n}, DType::i64)}};
 }
 
+Tensor RetNet::log_decays(const Var& h) const {
+  return decays(h.shape().first(2), h.dtype(), h.value().device());
+}
+
 }  // namespace ebb

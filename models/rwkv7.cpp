@@ -226,4 +226,10 @@ Tensor Rwkv7::gate_preactivations(const Tensor& h) const {
   return reshape(z, {-1, hidden_}).value();
 }
 
+Tensor Rwkv7::log_decays(const Var& h) const {
+  const NoGrad off;
+  check(h.dim() == 3, "rwkv7: decays are measured on [B,T,d], h is {}", h.shape());
+  return log_decay(token_shift_mix(h, std::vector{mixes_[1].var()}).out[0]).value();
+}
+
 }  // namespace ebb

@@ -47,6 +47,10 @@ class Mixer : public Module {
   // z, the gate's pre-activations before dt_bias is added: h [...,d] (after the block's norm)
   // -> f32 [tokens, heads·channels].
   virtual Tensor gate_preactivations(const Tensor& h) const;
+  // The log decays g that the recurrence is given for h [B,T,d] (after the block's norm), each row
+  // a sequence from its beginning: [B,T,...], a number per head or channel, f32 or f64. Undefined:
+  // the mixer has none.
+  virtual Tensor log_decays(const Var& /*h*/) const { return {}; }
   // RWKV-7: the decay gets a frozen scale per head, exp(A_log), where it had the native constant.
   virtual void use_decay_scales() {}
 };

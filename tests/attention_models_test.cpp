@@ -57,6 +57,11 @@ std::vector<json> all_models() {
   for (const char* type : {"mamba2", "gla", "hgrn2", "lightnet", "lssp", "simple"})
     study({{"type", type}, {"share", true}});
   for (const char* type : {"tnl", "tnl_l"}) study({{"type", type}});
+  study({{"type", "simple"}, {"granularity", "vector"}}, "tpe");
+  study({{"type", "lightnet"}, {"granularity", "scalar"}}, "tpe");
+  study({{"type", "tnl"}}, "tpe");
+  study({{"type", "simple"}, {"share", true}}, "tpe");
+  study({{"type", "gla"}, {"granularity", "scalar"}}, "tpe", "dplr");
   return all;
 }
 
@@ -113,6 +118,10 @@ TEST(DecayStudy, ParameterCounts) {
   const int64_t shared = 4 * d * d + 2 * d * P + d + 3 * d * w + 2 * d, outside = d + 2 * 50432 * d;
   EXPECT_EQ(count("dlt-160m", "vector"), L * (shared + 2 * d * P + d) + outside);
   EXPECT_EQ(count("dlt-160m", "scalar"), L * (shared + d * H + H) + outside);
+  ModelConfig tpe = preset("dlt-160m");
+  tpe.rpe = "tpe";
+  EXPECT_EQ(make_model(tpe)->parameter_count(),
+            count("dlt-160m", "vector") + 2 * d + H + d + d * d);
   EXPECT_NEAR(double(count("dlt-160m", "vector")), 167.1e6, 0.1e6);
   EXPECT_NEAR(double(count("dlt-410m", "vector")), 424.2e6, 0.1e6);
 }
@@ -141,6 +150,21 @@ TEST(DecayStudy, InitialValues) {
     }
   }
   EXPECT_EQ(zero, 6);
+  c.rpe = "tpe";
+  m = make_model(c);
+  init_weights(*m, 1);
+  int positions = 0;
+  for (const NamedParameter& p : m->named_parameters()) {
+    if (!p.name.starts_with("model.tpe.")) continue;
+    ++positions;
+    if (p.name.ends_with("o_proj.weight")) {
+      EXPECT_NEAR(euclidean_norm(p.value()) / 48, 0.2, 0.01);
+      continue;
+    }
+    for (double x : p.value().to_vector<double>())
+      EXPECT_EQ(x, p.name.ends_with("decay") ? 0 : 1) << p.name;
+  }
+  EXPECT_EQ(positions, 5);
   m = make_model(small({{"model_type", "decay_study"}, {"decay", {{"type", "tnl_l"}}}}));
   init_weights(*m, 1);
   for (const NamedParameter& p : m->named_parameters()) {
@@ -176,7 +200,10 @@ TEST(AttentionConfig, MistakesAreNamed) {
              {"decay", {{"type", "gla"}, {"share", true}, {"granularity", "scalar"}}}},
             "/model/decay/share"},
            {{{"model_type", "decay_study"}, {"decay", {{"threshold", 1}}}},
-            "/model/decay/threshold"}}) {
+            "/model/decay/threshold"},
+           {{{"model_type", "decay_study"}, {"rpe", "tp"}}, "/model/rpe"},
+           {{{"model_type", "decay_study"}, {"decay", {{"share", true}}}, {"rpe", "rope"}},
+            "/model/rpe: a shared key goes with rpe none or tpe"}}) {
     const std::string m = message(fields);
     EXPECT_NE(m.find(want), std::string::npos) << "want " << want << " in: " << m;
   }

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "models/calibrate.h"
+#include "models/decays.h"
 #include "tensor/file.h"
 #include "tests/cli.h"
 #include "tests/model_folder.h"
@@ -130,6 +131,58 @@ TEST(Inspect, GatesOnTextAndOnItsShards) {
   expect_lines(shown.out, {"decay gates on the first 2 x 500 tokens of ", "timescale, tokens",
                            fmt::format("{:>10}", fmt::format("{:.5g}", here[1].timescale)),
                            fmt::format("{:>10}", fmt::format("{:.4f}", here[2].sensitivity))});
+}
+
+// The share of the state that is kept, of the first text, at most 2048 tokens.
+TEST(Inspect, DecaysInUse) {
+  const ScratchFolder scratch;
+  const std::string model = scratch.path() + "/m", text = scratch.path() + "/t.txt";
+  const std::string with = " --tokens " + text + " --tokenizer bytes --sequences 2 ";
+  write_file_atomically(text, some_text(6000));
+  save_small_model(model);
+  for (const int64_t length : {500, 2500}) {
+    const int64_t used = std::min<int64_t>(length, 2048);
+    const CliResult r =
+        run_ebb("inspect " + model + with + fmt::format("--length {} --json -", length));
+    ASSERT_EQ(r.code, 0) << r.err;
+    const json found = json::parse(r.out)["decays"];
+    const Tensor tokens = Tensor::from(Tokenizer::bytes().encode(some_text(used)), {1, used});
+    const DecayUse here = measure_decays(*load_model(model), tokens);
+    EXPECT_EQ(found["tokens"], used);
+    ASSERT_EQ(found["layers"].size(), here.layers.size());
+    for (size_t l = 0; l < here.layers.size(); ++l)
+      EXPECT_NEAR(found["layers"][l]["median"].get<double>(), here.layers[l].median, 1e-6);
+    EXPECT_NEAR(found["all"]["lower_quartile"].get<double>(), here.all.lower_quartile, 1e-6);
+    const CliResult shown = run_ebb("inspect " + model + with + fmt::format("--length {}", length));
+    expect_lines(shown.out, {"share of the state kept from token to token, on the first ",
+                             fmt::format("{:>10.6f}", here.layers[1].median), "\n  all "});
+  }
+  const CliResult none = run_ebb("inspect llama-100m" + with + "--length 20");
+  ASSERT_EQ(none.code, 0) << none.err;
+  expect_lines(none.out, {"no decays: nothing in a transformer fades"});
+}
+
+// Once for the model, beside the layers.
+TEST(Inspect, StateOfPositions) {
+  const ScratchFolder scratch;
+  const std::string folder = scratch.path() + "/m";
+  save_small_model(folder);
+  const auto model = make_model(parse_model_config({{"model_type", "decay_study"},
+                                                    {"rpe", "tpe"},
+                                                    {"vocab_size", 300},
+                                                    {"hidden_size", 32},
+                                                    {"num_heads", 2},
+                                                    {"num_hidden_layers", 2},
+                                                    {"intermediate_size", 32}},
+                                                   "/model", "test"));
+  save_model(folder, *model);
+  const CliResult r = run_ebb("inspect " + folder + " --json -");
+  ASSERT_EQ(r.code, 0) << r.err;
+  const json state = json::parse(r.out)["state"];
+  ASSERT_EQ(state["positions"].size(), 1u);
+  EXPECT_EQ(state["positions"][0]["tensor"], "f32 [2,8,16]");
+  EXPECT_EQ(state["bytes_f32"], 4 * (2 * 8 * 16 + 2 * 2 * 16 * 16));
+  EXPECT_NE(run_ebb("inspect " + folder).out.find("positions f32 [2,8,16]"), std::string::npos);
 }
 
 TEST(Inspect, WrongInput) {

@@ -98,6 +98,41 @@ TEST_F(Report, CorrelationsOfGates) {
   EXPECT_EQ(c["sensitivity"]["all"], nullptr);  // constant: undefined
 }
 
+json decays(double median) {
+  const json s = {{"median", median}, {"lower_quartile", 0.25}, {"upper_quartile", nullptr}};
+  json layer = s;
+  layer["layer"] = 0;
+  return {{"tokens", 2048}, {"layers", {layer}}, {"all", s}};
+}
+
+TEST_F(Report, DecaysInUseAndSpeed) {
+  put("a/decays_initial.json", decays(0.5).dump());
+  put("a/decays_final.json", decays(0.75).dump());
+  put("a/speed.json", R"({"tokens_per_gpu_per_second": 1e6, "gpus": 1})");
+  put("b/decays.json", json{{"command", "inspect"}, {"decays", decays(0.8)}}.dump());
+  const json runs = report_data({run("a"), run("b")})["runs"];
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_EQ(runs[0]["decays"]["initial"]["all"]["median"], 0.5);
+  EXPECT_EQ(runs[0]["decays"]["final"]["layers"][0]["median"], 0.75);
+  EXPECT_EQ(runs[0]["speed"]["tokens_per_gpu_per_second"], 1e6);
+  EXPECT_EQ(runs[1]["decays"]["measured"]["all"]["median"], 0.8);
+  EXPECT_FALSE(runs[1].contains("speed"));
+
+  put("c/decays_final.json", "[]");
+  EXPECT_NE(error({run("c")}).find("decays_final.json does not hold the decays of a model"),
+            std::string::npos);
+  json broken = decays(0.5);
+  broken["layers"][0].erase("median");
+  put("c/decays_final.json", broken.dump());
+  EXPECT_NE(error({run("c")}).find("a layer without the number median"), std::string::npos);
+  broken = decays(0.5);
+  broken["layers"][0]["layer"] = "0";
+  put("c/decays_final.json", broken.dump());
+  EXPECT_NE(error({run("c")}).find("a layer without the number layer"), std::string::npos);
+  put("d/speed.json", "{}");
+  EXPECT_NE(error({run("d")}).find("no number tokens_per_gpu_per_second"), std::string::npos);
+}
+
 TEST_F(Report, TakesWhateverIsThere) {
   put("gates/gates_initial.json", json{gate(0, 0, 1, 2, 3)}.dump());
   put("recipe/recipe.json", "{\"steps\": 3}");

@@ -114,6 +114,23 @@ TEST_F(TrainerTest, LearnsAndWritesTheRunFolder) {
     EXPECT_TRUE(fs::exists(c.out + "/" + f)) << f;
   EXPECT_EQ(list_checkpoints(c.out).size(), 3u);  // keep_last
   EXPECT_EQ(json::parse(read_file(c.out + "/gates_initial.json")).size(), 4u);
+  std::vector<double> medians;
+  for (const char* f : {"decays_initial.json", "decays_final.json"}) {
+    const json d = json::parse(read_file(c.out + "/" + f));
+    EXPECT_EQ(d["tokens"], 2048) << f;
+    EXPECT_EQ(d["layers"].size(), 2u) << f;
+    medians.push_back(d["all"]["median"]);
+    EXPECT_TRUE(medians.back() > 0 && medians.back() < 1) << f;
+  }
+  EXPECT_NE(medians[0], medians[1]);
+  // Steps 21 to 40; every token counts.
+  const json s = json::parse(read_file(c.out + "/speed.json"));
+  EXPECT_EQ(s["steps"], json({21, 40}));
+  EXPECT_EQ(s["tokens_per_step"], c.sequences * c.accumulate * c.length);
+  EXPECT_NEAR(s["tokens_per_gpu_per_second"].get<double>() * s["median_step_ms"].get<double>(),
+              1e3 * s["tokens_per_step"].get<double>(), 1e-3);
+  EXPECT_GT(s["median_step_ms"].get<double>(), 0);
+  EXPECT_EQ(s["dtype"], "f32");
 }
 
 // The sample that only measures gates may be larger than the data; where there are no gates, there

@@ -57,17 +57,18 @@ void count_parameters(const LanguageModel& model, ModelReport* r) {
 }
 
 void measure_state(const LanguageModel& model, ModelReport* r) {
-  for (int64_t l = 0; l < model.layers(); ++l) {
-    const Block& block = model.block(l);
-    r->state.emplace_back();
-    for (const Tensor& t : block.zero_state(1, DType::f32, Device::cpu()).tensors) {
-      r->state.back().push_back(
-          {fmt::format("{} {}", t.dtype(), t.shape().from(1)), t.numel(), t.nbytes()});
+  const auto add = [&](const auto& part) {
+    std::vector<ModelReport::State> states;
+    for (const Tensor& t : part.zero_state(1, DType::f32, Device::cpu()).tensors) {
+      states.push_back({fmt::format("{} {}", t.dtype(), t.shape().from(1)), t.numel(), t.nbytes()});
       r->state_bytes_f32 += t.nbytes();
     }
-    for (const Tensor& t : block.zero_state(1, DType::bf16, Device::cpu()).tensors)
+    for (const Tensor& t : part.zero_state(1, DType::bf16, Device::cpu()).tensors)
       r->state_bytes_bf16 += t.nbytes();
-  }
+    return states;
+  };
+  if (model.positions()) r->position_state = add(*model.positions());
+  for (int64_t l = 0; l < model.layers(); ++l) r->state.push_back(add(model.block(l)));
 }
 
 void measure_memories(const ModelConfig& c, int64_t context, ModelReport* r) {
@@ -124,6 +125,8 @@ void print_state(const ModelReport& r) {
   };
   const bool same = std::all_of(r.state.begin(), r.state.end(),
                                 [&](const auto& layer) { return equal(layer, r.state[0]); });
+  for (const ModelReport::State& s : r.position_state)
+    print_line(2, "positions " + s.shape, s.bytes, grouped(s.elements) + " elements");
   for (size_t l = 0; l < (same ? 1 : r.state.size()); ++l)
     for (const ModelReport::State& s : r.state[l])
       print_line(2, (same ? "each layer " : fmt::format("layer {} ", l)) + s.shape, s.bytes,
@@ -182,16 +185,18 @@ void print_report(const ModelReport& r) {
 
 json to_json(const ModelReport& r) {
   json layers = json::array(), state = json::array();
+  const auto states_to_json = [](const std::vector<ModelReport::State>& states) {
+    json out = json::array();
+    for (const ModelReport::State& s : states)
+      out.push_back({{"tensor", s.shape}, {"elements", s.elements}, {"bytes", s.bytes}});
+    return out;
+  };
   for (const LayerGroup& g : r.layers)
     layers.push_back({{"first", g.first},
                       {"last", g.last},
                       {"elements_per_layer", g.per_layer},
                       {"parameters", lines_to_json(g.parameters)}});
-  for (const auto& layer : r.state) {
-    state.push_back(json::array());
-    for (const ModelReport::State& s : layer)
-      state.back().push_back({{"tensor", s.shape}, {"elements", s.elements}, {"bytes", s.bytes}});
-  }
+  for (const auto& layer : r.state) state.push_back(states_to_json(layer));
   json out = {
       {"parameters", r.parameters},
       {"outside_layers", lines_to_json(r.outside)},
@@ -200,6 +205,7 @@ json to_json(const ModelReport& r) {
       {"training_bytes", r.training_bytes},
       {"state",
        {{"layers", state}, {"bytes_f32", r.state_bytes_f32}, {"bytes_bf16", r.state_bytes_bf16}}}};
+  if (!r.position_state.empty()) out["state"]["positions"] = states_to_json(r.position_state);
   if (r.memories)
     out["memories"] = {{"context", r.memories->context},
                        {"chunk", r.memories->chunk},
@@ -243,6 +249,18 @@ void print_gates(const std::vector<HeadReport>& gates) {
         [](const HeadReport& g) { return fmt::format("{:.5g}", g.timescale); });
   table("sensitivity: mean slope of the softplus in the gate",
         [](const HeadReport& g) { return fmt::format("{:.4f}", g.sensitivity); });
+}
+
+void print_decays(const DecayUse& use) {
+  fmt::print("{:>5} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n", "layer", "1st quart.",
+             "median", "3rd quart.", "mean", "deviation", "least", "most");
+  const auto row = [](const std::string& layer, const DecaySpread& s) {
+    fmt::print("{:>5} {:>10.6f} {:>10.6f} {:>10.6f} {:>10.6f} {:>10.6f} {:>10.3g} {:>10.6f}\n",
+               layer, s.lower_quartile, s.median, s.upper_quartile, s.mean, s.deviation, s.least,
+               s.most);
+  };
+  for (size_t l = 0; l < use.layers.size(); ++l) row(std::to_string(l), use.layers[l]);
+  row("all", use.all);
 }
 
 }  // namespace ebb::tools

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "models/calibrate.h"
+#include "models/decays.h"
 #include "models/language_model.h"
 
 namespace ebb::tools {
@@ -30,6 +31,7 @@ struct ModelReport {
     int64_t elements = 0, bytes = 0;
   };
   std::vector<std::vector<State>> state;  // per layer, one sequence, f32 activations
+  std::vector<State> position_state;      // of a position encoding that looks along time
   int64_t state_bytes_f32 = 0, state_bytes_bf16 = 0;
   // What decoding keeps beside it and grows with the text: a DART's memories.
   struct Memories {
@@ -53,5 +55,7 @@ nlohmann::json to_json(const ModelReport& report);
 void print_targets(const std::vector<HeadReport>& gates);
 // Timescales and sensitivities, a row per layer and a column per head.
 void print_gates(const std::vector<HeadReport>& gates);
+// Median and quartiles of the decays, a row per layer and one for all of them.
+void print_decays(const DecayUse& use);
 
 }  // namespace ebb::tools

@@ -34,26 +34,37 @@ json mean_accuracy(const json& data, const std::string& run) {
   return found.size() == 1 ? found[0] : json();
 }
 
-// A line per run: how far it came, what it retrieves, and how much of the decay gates' parameters
-// training kept (Pearson's r over all heads, before against after).
+// Of all layers, as late as it was measured.
+json median_decay(const json& run) {
+  json found;
+  for (const char* moment : {"initial", "final", "measured"})
+    found = run.value(json::json_pointer(fmt::format("/decays/{}/all/median", moment)), found);
+  return found;
+}
+
+// A line per run: how far it came, how fast, how much of its state it keeps from token to token,
+// what it retrieves, and how much of the decay gates' parameters training kept (Pearson's r over
+// all heads, before against after).
 void print_runs(const json& data) {
   if (data["runs"].empty()) return;
   size_t width = 3;
   for (const json& r : data["runs"]) width = std::max(width, r["name"].get<std::string>().size());
-  fmt::print("{:<{}}  {:>7} {:>10} {:>10} {:>10} {:>9} {:>10}\n", "run", width, "steps", "loss",
-             "validation", "needles, %", "r(A_log)", "r(dt_bias)");
+  fmt::print("{:<{}}  {:>7} {:>10} {:>10} {:>9} {:>12} {:>10} {:>9} {:>10}\n", "run", width,
+             "steps", "loss", "validation", "TGS", "median decay", "needles, %", "r(A_log)",
+             "r(dt_bias)");
   for (const json& r : data["runs"]) {
     const json end = r.value("/training/summary"_json_pointer, json::object()),
                kept = r.value("/gates/correlation"_json_pointer, json::object());
     const auto correlation = [&](const char* key) {
       return cell(kept.contains(key) ? kept[key]["all"] : json(), "{:.4f}");
     };
-    fmt::print("{:<{}}  {:>7} {:>10} {:>10} {:>10} {:>9} {:>10}\n", r["name"].get<std::string>(),
-               width, cell(end.value("steps", json()), "{:.0f}"),
+    fmt::print("{:<{}}  {:>7} {:>10} {:>10} {:>9} {:>12} {:>10} {:>9} {:>10}\n",
+               r["name"].get<std::string>(), width, cell(end.value("steps", json()), "{:.0f}"),
                cell(end.value("loss", json()), "{:.4f}"),
                cell(end.value("validation_loss", json()), "{:.4f}"),
-               cell(mean_accuracy(data, r["name"]), "{:.2f}"), correlation("A_log"),
-               correlation("dt_bias"));
+               cell(r.value("/speed/tokens_per_gpu_per_second"_json_pointer, json()), "{:.0f}"),
+               cell(median_decay(r), "{:.4f}"), cell(mean_accuracy(data, r["name"]), "{:.2f}"),
+               correlation("A_log"), correlation("dt_bias"));
   }
   fmt::print("\n");
 }

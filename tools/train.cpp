@@ -117,6 +117,10 @@ void run(const Options& o) {
   fmt::print(
       "{} steps, {} labelled tokens, last loss {:.4f}, {} skipped, {:.1f} s; run folder {}\n",
       s.steps, s.tokens, s.loss, s.skipped, s.seconds, c.out);
+  if (s.tokens_per_gpu_per_second > 0)
+    fmt::print("{} tokens per {} per second: median of steps {} to {}, {} x {} tokens a step, {}\n",
+               grouped(int64_t(s.tokens_per_gpu_per_second)), device.is_cuda() ? "GPU" : "CPU",
+               s.first_timed, s.last_timed, c.sequences * c.accumulate, c.length, name(c.dtype));
   print_memory(s, device);
 }
 

@@ -10,6 +10,7 @@
 #include "models/config_reader.h"
 #include "ops/matmul.h"
 #include "tensor/check.h"
+#include "tensor/device_info.h"
 #include "tensor/file.h"
 #include "tensor/memory.h"
 
@@ -146,6 +147,7 @@ class Run {
       const StepResult r = step();
       const double seconds = since(step_start);
       record(log, progress, r, double(r.tokens) / std::max(seconds, 1e-9));
+      if (int64_t(step_seconds_.size()) < kTimedSteps.second) step_seconds_.push_back(seconds);
       summary.loss = r.loss;
       ++summary.taken;
       const bool last = state_.step == c_.steps;
@@ -165,6 +167,7 @@ class Run {
     summary.peak_bytes = memory_stats(in_.device).peak;
     summary.memory = training_memory(*model_, *optimizer_, saved_);
     write_memory(summary);
+    write_speed(&summary);
     if (!summary.stopped) close();
     return summary;
   }
@@ -213,6 +216,7 @@ class Run {
       write_file_atomically(recipe, c_.resolved().dump(1) + "\n");
       if (!gates.empty())
         write_file_atomically(c_.out + "/gates_initial.json", gates_to_json(gates).dump(1) + "\n");
+      write_decays("decays_initial.json");
     }
   }
 
@@ -269,11 +273,44 @@ class Run {
     write_file_atomically(c_.out + "/memory.json", j.dump(1) + "\n");
   }
 
+  void write_speed(TrainSummary* s) const {
+    if (int64_t(step_seconds_.size()) < kTimedSteps.first) return;
+    std::vector<double> timed(step_seconds_.begin() + kTimedSteps.first - 1, step_seconds_.end());
+    const auto middle = timed.begin() + std::ptrdiff_t(timed.size() / 2);
+    std::nth_element(timed.begin(), middle, timed.end());
+    const int64_t tokens = c_.sequences * c_.accumulate * c_.length;
+    s->tokens_per_gpu_per_second = double(tokens) / std::max(*middle, 1e-9);
+    s->first_timed = kTimedSteps.first;
+    s->last_timed = int64_t(step_seconds_.size());
+    const json j = {{"device", device_info(in_.device).name},
+                    {"gpus", in_.device.is_cuda() ? 1 : 0},
+                    {"tokens_per_gpu_per_second", s->tokens_per_gpu_per_second},
+                    {"median_step_ms", 1e3 * *middle},
+                    {"steps", {s->first_timed, s->last_timed}},
+                    {"tokens_per_step", tokens},
+                    {"sequences", c_.sequences * c_.accumulate},
+                    {"length", c_.length},
+                    {"dtype", name(c_.dtype)}};
+    write_file_atomically(c_.out + "/speed.json", j.dump(1) + "\n");
+  }
+
+  // The decays in use on the head of the training stream, at most 2048 tokens as one text.
+  void write_decays(const char* file) const {
+    int64_t tokens = 0;
+    for (const Shard& s : in_.stream) tokens += s.info().tokens;
+    tokens = std::min<int64_t>(tokens, 2048);
+    if (tokens == 0) return;
+    const DecayUse use = measure_decays(*model_, calibration_tokens(in_.stream, 1, tokens));
+    if (use.layers.empty()) return;
+    write_file_atomically(c_.out + "/" + file, to_json(use).dump(1) + "\n");
+  }
+
   void close() {
     save_model(c_.out + "/final", *model_, tokenizer());
     if (!in_.stream.empty() && has_decay_gates(*model_))
       write_file_atomically(c_.out + "/gates_final.json",
                             gates_to_json(current_gates(*model_, in_)).dump(1) + "\n");
+    write_decays("decays_final.json");
     write_metrics_csv(c_.out);
   }
 
@@ -282,7 +319,8 @@ class Run {
   std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<AdamW> optimizer_;
   LoopState state_;
-  int64_t saved_ = 0;  // bytes the tape keeps in one step
+  int64_t saved_ = 0;                 // bytes the tape keeps in one step
+  std::vector<double> step_seconds_;  // of this process
 };
 
 }  // namespace

@@ -111,16 +111,18 @@
       return [named(k), run.recipe?.init?.scheme ?? "–", models.length ? short(models[0].parameters) : "–",
         known(sum.steps) ? String(sum.steps) : "–", short(sum.tokens), sum.skipped > 0 ? short(sum.skipped) : "–",
         fixed(sum.loss, 4), fixed(sum.validation_loss, 4),
+        short(run.speed?.tokens_per_gpu_per_second),
         mean.length === 1 ? percent(mean[0].accuracy) : "–", fixed(r?.A_log.all, 3), fixed(r?.dt_bias.all, 3)];
     });
-    const head = ["run", "start", "parameters", "steps", "tokens", "skipped steps", "loss", "validation", "needles, %",
-      "r(A_log)", "r(dt_bias)"];
+    const head = ["run", "start", "parameters", "steps", "tokens", "skipped steps", "loss", "validation", "TGS",
+      "needles, %", "r(A_log)", "r(dt_bias)"];
     const used = head.map((_, i) => rows.some((r) => r[i] !== "–"));
     const only = (cells) => cells.filter((_, i) => used[i]);
     table(s, only(head), rows.map(only), used[1] ? [0, 1] : [0]);
     s.append(h("p", { class: "quiet" },
       "loss: mean of the last twentieth of the records. needles: mean accuracy over all settings. " +
-      "r: correlation over heads of a gate parameter at the start and after training."));
+      "r: correlation over heads of a gate parameter at the start and after training. TGS: tokens per GPU per " +
+      "second, the median of steps 21 to 120 of the process that trained last."));
   };
 
   // ---- training ----
@@ -389,6 +391,50 @@
     m.append(layers);
   };
 
+  // ---- decays in use ----
+  const moments = { initial: "at the start", final: "after training", measured: "measured" };
+  const decays = () => {
+    const runs = data.runs.filter((r) => r.decays);
+    if (!runs.length) return;
+    const s = section("decays", "Decays in use",
+      "The share of its state that a model keeps from one token to the next, over all heads and channels of a " +
+      "layer. Lines: medians; bars: quartiles.");
+    key(s, runs.map((r) => r.name));
+    const grid = h("div", { class: "grid" });
+    s.append(grid);
+    for (const moment of Object.keys(moments)) {
+      const shown = runs.filter((r) => r.decays[moment]);
+      if (!shown.length) continue;
+      const rows = (r) => r.decays[moment].layers;
+      chart(grid, moments[moment], 300, () => ({
+        tooltip: { ...base().tooltip, trigger: "axis", formatter: (ps) => `layer ${ps[0].value[0]}` +
+          ps.filter((p) => p.seriesType === "line").map((p) => {
+            const x = rows(shown.find((r) => r.name === p.seriesName))[p.dataIndex];
+            return `<br>${p.marker}${escape(p.seriesName)}: ${short(x.median)} ` +
+              `(${short(x.lower_quartile)} to ${short(x.upper_quartile)})`;
+          }).join("") },
+        xAxis: axis("layer", { type: "value", min: 0, max: "dataMax", minInterval: 1 }),
+        yAxis: axis("", { type: "value", min: 0, max: 1 }),
+        series: shown.flatMap((r) => [
+          { name: r.name, type: "line", symbolSize: 6, color: colour(r.name), lineStyle: { width: 1.8 },
+            data: rows(r).map((x) => [x.layer, x.median]) },
+          { type: "custom", silent: true, tooltip: { show: false }, encode: { x: 0, y: [1, 2] },
+            data: rows(r).filter((x) => known(x.lower_quartile)).map((x) => [x.layer, x.lower_quartile, x.upper_quartile]),
+            renderItem: (_, api) => {
+              const low = api.coord([api.value(0), api.value(1)]), high = api.coord([api.value(0), api.value(2)]);
+              return { type: "line", shape: { x1: low[0], y1: low[1], x2: high[0], y2: high[1] },
+                style: { stroke: colour(r.name), lineWidth: 4, opacity: 0.35 } };
+            } }]),
+      }), `On ${[...new Set(shown.map((r) => r.decays[moment].tokens))].join(" or ")} tokens.`);
+    }
+    table(s, ["run", "", "median", "1st quartile", "3rd quartile", "mean", "deviation", "least", "most"],
+      runs.flatMap((r) => Object.keys(moments).filter((m) => r.decays[m]).map((m) => {
+        const a = r.decays[m].all;
+        return [named(r.name), moments[m], ...["median", "lower_quartile", "upper_quartile", "mean", "deviation",
+          "least", "most"].map((q) => short(a[q]))];
+      })), [0, 1]);
+  };
+
   // ---- where the numbers come from ----
   const flat = (value, path = "") => value !== null && typeof value === "object" && !Array.isArray(value)
     ? Object.entries(value).flatMap(([k, v]) => flat(v, path ? `${path}.${k}` : k))
@@ -428,7 +474,7 @@
       console.error(error);
     }
   };
-  for (const part of [overview, training, retrieval, distance, perplexity, gates, sources])
+  for (const part of [overview, training, retrieval, distance, perplexity, gates, decays, sources])
     guarded(part.name, part);
   for (const c of charts) guarded(c.title, () => draw(c));
   dark.addEventListener("change", () => {
