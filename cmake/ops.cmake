@@ -138,6 +138,7 @@ set(EBB_TOOL_SOURCES
   tools/bench_ceilings.cpp
   tools/bench_command.cpp
   tools/bench_gemm.cpp
+  tools/bench_models.cpp
   tools/bench_rows.cpp
   tools/bench_rows/gate.cpp
   tools/bench_rows/loss.cpp

@@ -322,8 +322,9 @@ TEST_F(BadInput, NumbersOfOptions) {
 
 // Said before the work, not after it.
 TEST_F(BadInput, ResultFiles) {
-  for (const std::string command : {"verify @/cases", "gradcheck --filter swiglu",
-                                    "bench ops --filter '^swiglu' --repeats 3", "bench gemm"}) {
+  for (const std::string command :
+       {"verify @/cases", "gradcheck --filter swiglu", "bench ops --filter '^swiglu' --repeats 3",
+        "bench gemm", "bench models gdn-100m"}) {
     const std::string to_folder = command + " --json @/folder",
                       below_file = command + " --json @/file/x";
     expect_refused({{to_folder.c_str(), 1, "folder: it is a folder"},

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <sstream>
@@ -107,6 +108,45 @@ TEST(Cli, BenchOps) {
   expect_one_line_error(run_ebb("bench ops --dtype bf16"), 2, "f32 on cpu");
   expect_one_line_error(run_ebb("bench ops --repeats 0"), 2, "repeats");
   expect_one_line_error(run_ebb("bench opps"), 2, "opps");
+}
+
+TEST(Cli, BenchModels) {
+  const ScratchFolder scratch;
+  const std::string
+      json = scratch.path() + "/models.json",
+      small =
+          " --set model.hidden_size=32 --set model.num_heads=2 --set model.num_hidden_layers=2"
+          " --set model.vocab_size=64 --set model.intermediate_size=32";
+  const std::string recipe = EBB_TEST_DATA "/../../recipes/decay/tpe-vector-lightnet.json";
+  const CliResult r = run_ebb("bench models dlt-160m " + recipe + small +
+                              " --batch 2 --length 24 --repeats 3 --warmup 1 --json " + json);
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_NE(r.out.find("training steps on 2 x 24 tokens"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("over the fastest"), std::string::npos) << r.out;
+  const auto result = nlohmann::json::parse(read_file(json));
+  EXPECT_EQ(result["command"], "bench models");
+  EXPECT_EQ(result["settings"]["length"], 24);
+  ASSERT_EQ(result["rows"].size(), 2u);
+  EXPECT_EQ(result["rows"][0]["model"], "dlt-160m");
+  EXPECT_EQ(result["rows"][1]["model"], "tpe-vector-lightnet");
+  EXPECT_EQ(result["rows"][1]["config"]["rpe"], "tpe");
+  for (const auto& row : result["rows"]) {
+    const double ms = row["ms"].get<double>();
+    EXPECT_LE(row["ms_lower_quartile"].get<double>(), ms);
+    EXPECT_LE(ms, row["ms_upper_quartile"].get<double>());
+    EXPECT_NEAR(row["tokens_per_second"].get<double>() * ms, 48e3, 1e-3);
+    // Masters, gradients and two moments at least.
+    EXPECT_GE(row["peak_bytes"].get<double>(), 16 * row["parameters"].get<double>());
+    EXPECT_NEAR(row["loss"].get<double>(), std::log(64), 0.5);
+  }
+  const CliResult list = run_ebb("bench models --list");
+  for (const char* name : {"gdn-100m\n", "rwkv7-100m\n", "llama-100m\n", "dlt-160m\n"})
+    EXPECT_NE(list.out.find(name), std::string::npos) << list.out;
+  expect_one_line_error(run_ebb("bench models gdn-10m"), 1, "did you mean gdn-100m");
+  expect_one_line_error(run_ebb("bench models gdn-100m --set model.hiden_size=3"), 1,
+                        "hiden_size.*did you mean hidden_size");
+  expect_one_line_error(run_ebb("bench models --batch 0"), 2, "batch");
+  expect_one_line_error(run_ebb("bench models --dtype bf16"), 2, "f32 on cpu");
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ void run_bench_ops(const BenchOptions& o) {
     return;
   }
   check_result_path(o.json);
-  set_matmul_autotune(true);  // as in training: each shape's fastest algorithm
+  set_matmul_autotune(true);  // each shape's fastest algorithm
   const Ceilings ceilings = device_ceilings(settings.device);
   fmt::print("{}, {}; ceilings ({}): {:.0f} GB/s, {:.1f} TFLOP/s\n",
              device_info(settings.device).name, name(settings.dtype), ceilings.source,
@@ -132,7 +132,9 @@ void run_bench_ops(const BenchOptions& o) {
 
 void add_bench(CLI::App& app) {
   CLI::App* bench = add_command(app, "bench", "Measure speed against what the device allows",
-                                "ebb bench ops --device cuda\nebb bench ops --help");
+                                "ebb bench ops --device cuda\n"
+                                "ebb bench models --device cuda\n"
+                                "ebb bench ops --help");
   bench->require_subcommand(1);
   CLI::App* ops = add_command(*bench, "ops", "Operators, forward and backward",
                               "ebb bench ops\n"
@@ -149,6 +151,7 @@ void add_bench(CLI::App& app) {
   ops->add_option("--json", o->json, "Also write the results to this file");
   ops->add_flag("--list", o->list, "Only list the rows");
   ops->callback([o] { run_bench_ops(*o); });
+  add_bench_models(*bench);
   add_bench_gemm(*bench);
 }
 

@@ -19,19 +19,20 @@
 namespace ebb::tools {
 
 // ---- the subcommands ----
-void add_bench(CLI::App& app);         // tools/bench_command.cpp
-void add_bench_gemm(CLI::App& bench);  // tools/bench_gemm.cpp, a subcommand of bench
-void add_eval(CLI::App& app);          // tools/eval_command.cpp
-void add_generate(CLI::App& app);      // tools/generate.cpp
-void add_mqar(CLI::App& app);          // tools/mqar_command.cpp
-void add_gradcheck(CLI::App& app);     // tools/gradcheck_command.cpp
-void add_init(CLI::App& app);          // tools/init.cpp
-void add_inspect(CLI::App& app);       // tools/inspect.cpp
-void add_tokenize(CLI::App& app);      // tools/tokenize.cpp
-void add_demo_data(CLI::App& app);     // tools/demo_data.cpp
-void add_train(CLI::App& app);         // tools/train.cpp
-void add_report(CLI::App& app);        // tools/report_command.cpp
-void add_verify(CLI::App& app);        // tools/verify_command.cpp
+void add_bench(CLI::App& app);           // tools/bench_command.cpp
+void add_bench_gemm(CLI::App& bench);    // tools/bench_gemm.cpp, a subcommand of bench
+void add_bench_models(CLI::App& bench);  // tools/bench_models.cpp, likewise
+void add_eval(CLI::App& app);            // tools/eval_command.cpp
+void add_generate(CLI::App& app);        // tools/generate.cpp
+void add_mqar(CLI::App& app);            // tools/mqar_command.cpp
+void add_gradcheck(CLI::App& app);       // tools/gradcheck_command.cpp
+void add_init(CLI::App& app);            // tools/init.cpp
+void add_inspect(CLI::App& app);         // tools/inspect.cpp
+void add_tokenize(CLI::App& app);        // tools/tokenize.cpp
+void add_demo_data(CLI::App& app);       // tools/demo_data.cpp
+void add_train(CLI::App& app);           // tools/train.cpp
+void add_report(CLI::App& app);          // tools/report_command.cpp
+void add_verify(CLI::App& app);          // tools/verify_command.cpp
 
 inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;

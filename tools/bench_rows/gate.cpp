@@ -1,6 +1,7 @@
 // Benchmark rows of the convolution, gates and activations.
 #include "ops/causal_conv1d.h"
 #include "ops/decay_gate.h"
+#include "ops/forget_gate.h"
 #include "ops/sigmoid_gate.h"
 #include "ops/swiglu.h"
 #include "ops/token_shift.h"
@@ -33,6 +34,18 @@ BenchCase decay_gate_case(DType t, int64_t tokens, int64_t heads, int64_t channe
           .cost = [=](Pass p) { return decay_gate_cost(p, tokens * heads * channels, t); }};
 }
 
+// Simple Decay's gate, with an offset per channel, or HGRN2's, with a bound.
+BenchCase forget_gate_case(DType t, int64_t tokens, int64_t channels, bool bound) {
+  return {.inputs = {{.shape = {tokens, channels}},
+                     {.shape = {channels}, .role = Role::parameter, .low = 0.1, .high = 0.9}},
+          .run =
+              [=](Inputs in) {
+                return std::vector{bound ? forget_gate(in[0], {.lower_bound = in[1]})
+                                         : forget_gate(in[0], {.bias = in[1]})};
+              },
+          .cost = [=](Pass p) { return forget_gate_cost(p, tokens * channels, t); }};
+}
+
 BenchCase sigmoid_gate_case(DType t, int64_t tokens, int64_t heads) {
   return {.inputs = {{.shape = {tokens, heads}}},
           .run = [](Inputs in) { return std::vector{sigmoid_gate(in[0])}; },
@@ -60,6 +73,12 @@ std::vector<BenchRow> gate_bench_rows() {
        Where::cuda},
       {"decay_gate", "32768 H6 K64", [](DType t) { return decay_gate_case(t, 32768, 6, 64); },
        Where::cuda},
+      {"forget_gate", "32768 C768 offset",
+       [](DType t) { return forget_gate_case(t, 32768, 768, false); }, Where::cuda},
+      {"forget_gate", "32768 C768 bound",
+       [](DType t) { return forget_gate_case(t, 32768, 768, true); }, Where::cuda},
+      {"forget_gate", "1024 C768 offset",
+       [](DType t) { return forget_gate_case(t, 1024, 768, false); }, Where::cpu},
       {"sigmoid_gate", "32768 H6", [](DType t) { return sigmoid_gate_case(t, 32768, 6); },
        Where::cuda},
       {"token_shift_mix", "B8 T4096 D512 M6",
