@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include "models/config_reader.h"
 #include "tensor/check.h"
@@ -31,12 +32,25 @@ ModelConfig changed(ModelConfig config, const json& changes, const std::string& 
   return parse_foreign_config(object, file);
 }
 
+// What the public library reads: no limit of a step is an infinite one there, and its default.
+json public_config(const ModelConfig& config) {
+  json j = config.to_json();
+  if (!j.contains("dt_limit") || config.dt_limit_high || config.source.contains("dt_limit"))
+    return j;
+  if (config.dt_limit_low == 0)
+    j.erase("dt_limit");
+  else
+    j["dt_limit"][1] = std::numeric_limits<double>::infinity();
+  return j;
+}
+
 }  // namespace
 
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json& changes) {
   const std::string config_file = folder + "/config.json";
   check(fs::is_directory(folder), "{}: there is no such model folder", folder);
-  ModelConfig config = parse_foreign_config(read_json(config_file), config_file);
+  ModelConfig config =
+      parse_foreign_config(parse_python_json(read_file(config_file), config_file), config_file);
   if (!changes.empty()) config = changed(std::move(config), changes, config_file);
   auto model = make_model(config);
   const SafeTensors file(folder + "/model.safetensors");
@@ -53,7 +67,8 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json&
 void save_model(const std::string& folder, const LanguageModel& model, const Tokenizer* tokenizer) {
   make_folders(folder);
   save_safetensors(folder + "/model.safetensors", model.state_dict(), {{"format", "pt"}});
-  write_file_atomically(folder + "/config.json", model.config().to_json().dump(1) + "\n");
+  write_file_atomically(folder + "/config.json",
+                        dump_python_json(public_config(model.config())) + "\n");
   if (tokenizer) tokenizer->save(folder);
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "models/config_attention.h"
 #include "models/config_reader.h"
@@ -37,15 +38,28 @@ ModelConfig mamba2_defaults(const std::string& model_type) {
   return c;
 }
 
+// No upper limit: null, an infinite number, or as newer versions of the public library write it.
+bool is_unlimited(const json& high) {
+  return high.is_null() || high == json({{"__float__", "Infinity"}}) ||
+         (high.is_number() && high.get<double>() == std::numeric_limits<double>::infinity());
+}
+
 // [low, high], high null for none.
 void read_dt_limit(ConfigReader* r, ModelConfig* c) {
   const json limit = r->raw("dt_limit");
   if (limit.is_null()) return;
   if (!limit.is_array() || limit.size() != 2 || !limit[0].is_number() ||
-      !(limit[1].is_null() || limit[1].is_number()))
+      !(is_unlimited(limit[1]) || limit[1].is_number()))
     return r->error("dt_limit", "want [low, high], high null for none");
   c->dt_limit_low = limit[0];
-  if (!limit[1].is_null()) c->dt_limit_high = limit[1].get<double>();
+  if (!is_unlimited(limit[1])) c->dt_limit_high = limit[1].get<double>();
+}
+// Where there is none, as the config was read.
+json write_dt_limit(const ModelConfig& c) {
+  if (c.dt_limit_high) return {c.dt_limit_low, *c.dt_limit_high};
+  const json given = c.source.value("dt_limit", json());
+  const bool kept = given.is_array() && given.size() == 2 && is_unlimited(given[1]);
+  return {c.dt_limit_low, kept ? given[1] : json()};
 }
 
 void read_mamba2_fields(ConfigReader* r, ModelConfig* c) {
@@ -303,7 +317,7 @@ void write_mamba2_fields(json* out, const ModelConfig& c) {
   j["conv_kernel"] = c.conv_size;
   j["use_conv_bias"] = c.use_conv_bias;
   j["chunk_size"] = c.chunk_size;
-  j["dt_limit"] = {c.dt_limit_low, c.dt_limit_high ? json(*c.dt_limit_high) : json()};
+  j["dt_limit"] = write_dt_limit(c);
   j["residual_in_fp32"] = c.residual_in_fp32;
   j["rescale_prenorm_residual"] = c.rescale_prenorm_residual;
   j["weight_init"] = c.weight_init;

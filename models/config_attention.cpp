@@ -116,13 +116,17 @@ void read_decay_fields(ConfigReader* r, ModelConfig* c) {
 void read_attention_fields(ConfigReader* r, ModelConfig* c) {
   *c = attention_defaults(c->model_type);
   r->read("hidden_size", &c->hidden_size);
-  std::optional<int64_t> heads;
-  if (has_ratio(*c)) r->read("expand_ratio", &c->expand_ratio);
+  std::optional<int64_t> heads, ratio;
   r->read("num_heads", &heads);
-  if (heads)
-    c->num_heads = *heads;
-  else if (has_ratio(*c))
-    c->num_heads = c->expand_ratio > 0 ? c->hidden_size / c->expand_ratio : 0;
+  if (has_ratio(*c)) {  // where one is null, the other says it
+    r->read("expand_ratio", &ratio);
+    if (ratio)
+      c->expand_ratio = *ratio;
+    else if (r->has("expand_ratio") && heads && *heads > 0)
+      c->expand_ratio = c->hidden_size / *heads;
+    if (!heads) c->num_heads = c->expand_ratio > 0 ? c->hidden_size / c->expand_ratio : 0;
+  }
+  if (heads) c->num_heads = *heads;
   if (has_expansion(*c)) {
     r->read("expand_k", &c->expand_k);
     r->read("expand_v", &c->expand_v);
@@ -171,6 +175,11 @@ void validate_attention(ConfigReader* r, const ModelConfig& c) {
       r->error("rpe", "rope doubles the keys of a decay per channel; want heads of at most 128");
   }
   if (has_ratio(c)) within(r, "expand_ratio", c.expand_ratio, 256);
+  // The public library computes the number from the ratio, whatever it is given.
+  if (c.model_type == "hgrn2" && c.expand_ratio > 0 &&
+      c.num_heads != c.hidden_size / c.expand_ratio)
+    r->error("num_heads", fmt::format("{} is not hidden_size / expand_ratio = {}", c.num_heads,
+                                      c.hidden_size / c.expand_ratio));
   if (has_rank(c)) within(r, "gate_low_rank_dim", c.gate_low_rank_dim, kMost);
   if (!(c.gate_logit_normalizer > 0))
     r->error("gate_logit_normalizer",

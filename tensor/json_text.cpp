@@ -1,6 +1,9 @@
 #include "tensor/json_text.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
 #include <set>
 #include <vector>
 
@@ -58,6 +61,74 @@ json parse_json(std::string_view text, const std::string& what, Comments comment
   } catch (const json::exception& e) {
     fail("{} is not valid JSON: {}", what, json_problem(e));
   }
+}
+
+namespace {
+
+struct Word {
+  std::string_view text;
+  double value;
+};
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr std::array<Word, 3> kWords = {Word{"-Infinity", -kInfinity}, Word{"Infinity", kInfinity},
+                                        Word{"NaN", std::numeric_limits<double>::quiet_NaN()}};
+const std::string kMark = "number of Python:";  // begins the strings that stand for such words
+
+// The words outside strings as marked strings.
+std::string with_marks(std::string_view text) {
+  std::string out;
+  bool inside = false;
+  for (size_t i = 0; i < text.size();) {
+    const auto word = std::find_if(kWords.begin(), kWords.end(), [&](const Word& w) {
+      return text.substr(i).starts_with(w.text);
+    });
+    if (!inside && word != kWords.end()) {
+      out += '"' + kMark + std::string(word->text) + '"';
+      i += word->text.size();
+      continue;
+    }
+    if (text[i] == '"') inside = !inside;
+    if (inside && text[i] == '\\' && i + 1 < text.size()) out += text[i++];
+    out += text[i++];
+  }
+  return out;
+}
+
+// f(every value below that is no container).
+template <class F>
+void visit_values(json& value, F&& f) {
+  if (!value.is_structured()) return f(value);
+  for (json& element : value) visit_values(element, f);
+}
+
+}  // namespace
+
+json parse_python_json(std::string_view text, const std::string& what) {
+  const bool has_words = std::any_of(kWords.begin(), kWords.end(), [&](const Word& w) {
+    return text.find(w.text) != std::string_view::npos;
+  });
+  if (!has_words) return parse_json(text, what);
+  json out = parse_json(with_marks(text), what);
+  visit_values(out, [](json& v) {
+    for (const Word& w : kWords)
+      if (v == json(kMark + std::string(w.text))) v = w.value;
+  });
+  return out;
+}
+
+std::string dump_python_json(json value) {
+  visit_values(value, [](json& v) {
+    if (!v.is_number_float() || std::isfinite(v.get<double>())) return;
+    const double x = v;
+    v = kMark + std::string(kWords[std::isnan(x) ? 2 : x > 0 ? 1 : 0].text);
+  });
+  std::string text = value.dump(1);
+  for (const Word& w : kWords) {
+    const std::string marked = '"' + kMark + std::string(w.text) + '"';
+    for (size_t at = text.find(marked); at != std::string::npos; at = text.find(marked, at))
+      text.replace(at, marked.size(), w.text);
+  }
+  return text;
 }
 
 bool parse_json_line(std::string_view line, json* out) {

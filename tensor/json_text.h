@@ -20,6 +20,12 @@ nlohmann::json parse_json(std::string_view text, const std::string& what,
 // The same for a line of many: false instead of an exception.
 bool parse_json_line(std::string_view line, nlohmann::json* out);
 
+// JSON as Python's library writes and reads it: Infinity, -Infinity and NaN stand where numbers
+// may, which the standard does not have; the public library's config.json files hold them. Dumped
+// with an indent of 1.
+nlohmann::json parse_python_json(std::string_view text, const std::string& what);
+std::string dump_python_json(nlohmann::json value);
+
 // What a JSON exception says, without the library's own prefix.
 std::string json_problem(const nlohmann::json::exception& e);
 

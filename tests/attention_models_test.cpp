@@ -24,8 +24,8 @@ ModelConfig small(json fields) {
   fields["num_heads"] = 3;
   fields["intermediate_size"] = 32;
   if (fields["model_type"] == "decay_study") fields["weight_init"] = "fla";
-  if (fields["model_type"] == "hgrn2" || fields["model_type"] == "lightnet")
-    fields["expand_ratio"] = 8;
+  if (fields["model_type"] == "hgrn2") fields["expand_ratio"] = 16;
+  if (fields["model_type"] == "lightnet") fields["expand_ratio"] = 8;
   fields["initializer_range"] = 0.2;
   return parse_model_config(fields, "/model", "test");
 }
@@ -207,6 +207,21 @@ TEST(AttentionConfig, MistakesAreNamed) {
     const std::string m = message(fields);
     EXPECT_NE(m.find(want), std::string::npos) << "want " << want << " in: " << m;
   }
+}
+
+// As in the public library: heads and channels say each other, HGRN2's heads follow its channels.
+TEST(AttentionConfig, RatioAndHeads) {
+  const auto read = [](const char* type, json heads, json ratio) {
+    return parse_foreign_config(
+        {{"model_type", type}, {"hidden_size", 48}, {"num_heads", heads}, {"expand_ratio", ratio}},
+        "config.json");
+  };
+  for (const char* type : {"hgrn2", "lightnet"}) {
+    EXPECT_EQ(read(type, nullptr, 16).num_heads, 3);
+    EXPECT_EQ(read(type, 3, nullptr).expand_ratio, 16);
+  }
+  EXPECT_EQ(read("lightnet", 3, 8).expand_ratio, 8);
+  EXPECT_THROW(read("hgrn2", 3, 8), Error);
 }
 
 // There is nothing to calibrate, and that is said.

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <map>
 #include <memory>
 #include <regex>
@@ -70,6 +72,27 @@ TEST(Json, IsReadStrictly) {
   EXPECT_EQ(j, json({1}));
   for (const std::string bad : {"", "[", "{\"a\": 1, \"a\": 1}", "1e999"})
     EXPECT_FALSE(parse_json_line(bad, &j)) << bad;
+}
+
+// What Python writes, which is not JSON: numbers there, words in a string.
+TEST(Json, InfiniteNumbersOfPython) {
+  const std::string text =
+      R"({"a": [0.5, Infinity], "b": {"c": -Infinity, "d": NaN}, "Infinity": "NaN \" Infinity"})";
+  EXPECT_THROW(parse_json(text, "x.json"), Error);
+  const json j = parse_python_json(text, "x.json");
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(j["a"], json({0.5, infinity}));
+  EXPECT_EQ(j["b"]["c"], -infinity);
+  EXPECT_TRUE(std::isnan(j["b"]["d"].get<double>()));
+  EXPECT_EQ(j["Infinity"], "NaN \" Infinity");
+  const std::string back = dump_python_json(j);
+  EXPECT_NE(back.find(": -Infinity"), std::string::npos) << back;
+  EXPECT_NE(back.find(": NaN"), std::string::npos) << back;
+  EXPECT_EQ(dump_python_json(parse_python_json(back, "back")), back);
+  EXPECT_EQ(parse_python_json(back, "back")["Infinity"], j["Infinity"]);
+  for (const char* bad :
+       {"{\"a\": Infinit}", "{\"a\": InfinityNaN}", "{\"a\": \"Infinity}", "NaN Na"})
+    EXPECT_THROW(parse_python_json(bad, "x.json"), Error) << bad;
 }
 
 TEST(Config, NumbersBeyondTheirRangeAreRefused) {

@@ -23,7 +23,7 @@ using nlohmann::json;
 
 json read_config(const std::string& folder) {
   const std::string file = folder + "/config.json";
-  const json j = read_json(file);
+  const json j = parse_python_json(read_file(file), file);
   check(j.is_object(), "{}: not a JSON object", file);
   return j;
 }
