@@ -87,7 +87,9 @@ nlohmann::json run_row(const BenchRow& row, const BenchSettings& settings,
 }
 
 void run_bench_ops(const BenchOptions& o) {
-  BenchSettings settings{.device = usable_device(o.device), .repeats = o.repeats};
+  const bool named = o.list && o.device.starts_with("cuda");  // rows are known without a GPU too
+  BenchSettings settings{.device = named ? Device::parse(o.device) : usable_device(o.device),
+                         .repeats = o.repeats};
   const bool cuda = settings.device.is_cuda();
   settings.dtype = o.dtype.empty() ? (cuda ? DType::bf16 : DType::f32)
                                    : parse_dtype(o.dtype, {DType::f32, DType::bf16});
