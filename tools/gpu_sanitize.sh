@@ -17,16 +17,17 @@ options=(--tool "$tool" --error-exitcode 9)
 if [[ "$tool" == racecheck ]]; then
   # Not checked, since racecheck reports them though nothing races:
   # - nvjet: cuBLAS kernels, which synchronise through the copy engine.
-  # - state_memory_fast_fwd, _tokens(_wide), _memories: rings of cuda/mbarrier.cuh. One warp fills a
-  #   place by bulk copies (and, of a sequence's last tokens, asynchronous ones of all its lanes),
-  #   eight warps read it. Reported are the copies' writes against those reads. Between them stand
-  #   the place's two mbarriers: readers wait for the phase that the copies' bytes complete (after
-  #   asynchronous ones the lanes wait for their copies and for each other before the one arrival);
-  #   the fetching warp waits for the phase that all eight readers' arrivals complete, each after
-  #   its warp's last read and __syncwarp(). The tool follows neither bytes nor arrivals made by one
-  #   lane for its warp. The other kernels of those files use no shared memory.
+  # - state_memory_fast_fwd, _tokens(_wide), _memories and dplr_fast_scan: rings of
+  #   cuda/mbarrier.cuh. One warp fills a place by bulk copies (and, of a sequence's last tokens,
+  #   asynchronous ones of all its lanes), several warps read it. Reported are the copies' writes
+  #   against those reads. Between them stand the place's two mbarriers: readers wait for the phase
+  #   that the copies' bytes complete (after asynchronous ones the lanes wait for their copies and
+  #   for each other before the one arrival); the fetching warp waits for the phase that all reading
+  #   warps' arrivals complete, each after its warp's last read and __syncwarp(). Results of
+  #   dplr_fast_scan go to the storing warps the same way. The tool follows neither bytes nor
+  #   arrivals made by one lane for its warp. Other kernels of those files use no shared memory.
   for kernels in nvjet state_memory_fast_fwd_cu state_memory_fast_tokens \
-    state_memory_fast_memories_cu; do
+    state_memory_fast_memories_cu dplr_fast_scan_cu; do
     options+=(--kernel-name-exclude "kernel_substring=$kernels")
   done
 fi
