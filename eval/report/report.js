@@ -414,7 +414,7 @@
               `(${short(x.lower_quartile)} to ${short(x.upper_quartile)})`;
           }).join("") },
         xAxis: axis("layer", { type: "value", min: 0, max: "dataMax", minInterval: 1 }),
-        yAxis: axis("", { type: "value", min: 0, max: 1 }),
+        yAxis: axis("", { type: "value", min: (v) => Math.max(0, Math.floor(10 * v.min - 0.2) / 10), max: 1 }),
         series: shown.flatMap((r) => [
           { name: r.name, type: "line", symbolSize: 6, color: colour(r.name), lineStyle: { width: 1.8 },
             data: rows(r).map((x) => [x.layer, x.median]) },
