@@ -10,7 +10,7 @@ esac
 build=$1 out=$2
 mkdir -p "$out/tests" "$out/lib"
 binaries=()
-for name in ebb tests/unit_tests tests/op_tests tests/cuda_tests; do
+for name in ebb tests/cuda_tests; do  # what gpu_check.sh runs
   [[ -x "$build/$name" ]] || { echo "pack_binaries: $build/$name is not built" >&2; exit 1; }
   cp "$build/$name" "$out/$name"
   strip --strip-debug "$out/$name"
