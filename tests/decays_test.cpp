@@ -29,7 +29,8 @@ std::unique_ptr<LanguageModel> small(json fields) {
     fields["num_heads"] = 2;
   if (type == "gated_deltanet" || type == "kda" || type == "gdn2" || type == "rwkv7")
     fields["head_dim"] = type == "rwkv7" ? 16 : 8;
-  if (type == "hgrn2" || type == "lightnet") fields["expand_ratio"] = 8;
+  if (type == "hgrn2") fields["expand_ratio"] = 16;
+  if (type == "lightnet") fields["expand_ratio"] = 8;
   if (type == "decay_study") fields["weight_init"] = "fla";
   auto model = make_model(parse_model_config(fields, "/model", "test"));
   init_weights(*model, 5);

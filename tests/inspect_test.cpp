@@ -78,6 +78,28 @@ TEST(Inspect, DartHasThePaperCountAndCache) {
   EXPECT_EQ(run_ebb("inspect gdn-100m").out.find("memories"), std::string::npos);
 }
 
+// A cache is counted for the text it holds, not for the rows that a fresh one begins with.
+TEST(Inspect, TransformerCountsItsCache) {
+  const auto state = [](const std::string& model) {
+    const CliResult r = run_ebb("inspect " + model + " --json -");
+    EXPECT_EQ(r.code, 0) << r.err;
+    return json::parse(r.out)["state"];
+  };
+  const int64_t tokens = 21 * 2 * 8 * 64, positions = 21 * 8;  // elements, bytes
+  for (const int64_t context : {1, 100, 4096}) {
+    const json s = state("llama-100m --context " + std::to_string(context));
+    EXPECT_EQ(s["tokens"], context);
+    EXPECT_EQ(s["bytes_f32"], 4 * tokens * context + positions);
+    EXPECT_EQ(s["bytes_bf16"], 2 * tokens * context + positions);
+    EXPECT_EQ(s["layers"][20][1]["elements"], context * 8 * 64);
+  }
+  const json window =
+      state(std::string(EBB_TEST_DATA) + "/models/transformer_window_qknorm --context 4096");
+  EXPECT_EQ(window["tokens"], 32);
+  EXPECT_EQ(window["layers"][0][0]["bytes"], 4 * 32 * 2 * 32);
+  EXPECT_FALSE(state("retnet-100m").contains("tokens"));
+}
+
 TEST(Inspect, JsonAddsUp) {
   const CliResult r =
       run_ebb("inspect " + std::string(EBB_TEST_DATA) + "/models/gated_deltanet_gva --json -");

@@ -101,7 +101,8 @@ void add_inspect(CLI::App& app) {
   c->add_option("model", o->model, "A model folder, or a preset (random weights)")->required();
   add_token_options(c, &o->tokens, "Measure timescales, sensitivities and decays on these tokens");
   c->add_option("--seed", o->seed, "Of a preset's random weights")->capture_default_str();
-  c->add_option("--context", o->context, "Tokens for which state that grows (DART) is counted")
+  c->add_option("--context", o->context,
+                "Tokens for which state that grows (DART, Transformer) is counted")
       ->capture_default_str()
       ->check(CLI::Range(int64_t(1), int64_t(1) << 40));
   c->add_option("--device", o->device, "cpu, cuda or cuda:N")->capture_default_str();

@@ -71,6 +71,21 @@ void measure_state(const LanguageModel& model, ModelReport* r) {
   for (int64_t l = 0; l < model.layers(); ++l) r->state.push_back(add(model.block(l)));
 }
 
+// Keys and values of softmax attention grow with the text: rows for `context` tokens, or for the
+// window, where a fresh state has a few.
+void measure_cache(const ModelConfig& c, int64_t context, ModelReport* r) {
+  if (c.model_type != "transformer") return;
+  r->cached_tokens = c.window_size.value_or(context);
+  const Shape rows{r->cached_tokens, c.key_heads(), c.hidden_size / c.num_heads};
+  for (auto& layer : r->state)
+    for (ModelReport::State* s : {&layer.at(0), &layer.at(1)}) {
+      const int64_t more = rows.numel() - s->elements;
+      *s = {fmt::format("{} {}", DType::f32, rows), rows.numel(), 4 * rows.numel()};
+      r->state_bytes_f32 += 4 * more;
+      r->state_bytes_bf16 += 2 * more;
+    }
+}
+
 void measure_memories(const ModelConfig& c, int64_t context, ModelReport* r) {
   if (!c.is_dart() || !c.use_sma) return;
   const StateMemoryCacheSize size =
@@ -150,6 +165,7 @@ ModelReport report_model(const LanguageModel& model, int64_t context) {
   ModelReport r;
   count_parameters(model, &r);
   measure_state(model, &r);
+  measure_cache(model.config(), context, &r);
   measure_memories(model.config(), context, &r);
   return r;
 }
@@ -177,7 +193,9 @@ void print_report(const ModelReport& r) {
   print_line(0, "bytes of a training run before activations", r.training_bytes,
              "f32 master, gradient, two moments; bf16 shadows");
   fmt::print("\n");
-  print_line(0, "bytes of a sequence's decoding state, f32", r.state_bytes_f32);
+  print_line(
+      0, "bytes of a sequence's decoding state, f32", r.state_bytes_f32,
+      r.cached_tokens ? fmt::format("keys and values of {} tokens", grouped(r.cached_tokens)) : "");
   print_line(0, "bytes of a sequence's decoding state, bf16", r.state_bytes_bf16);
   print_state(r);
   if (r.memories) print_memories(*r.memories);
@@ -206,6 +224,7 @@ json to_json(const ModelReport& r) {
       {"state",
        {{"layers", state}, {"bytes_f32", r.state_bytes_f32}, {"bytes_bf16", r.state_bytes_bf16}}}};
   if (!r.position_state.empty()) out["state"]["positions"] = states_to_json(r.position_state);
+  if (r.cached_tokens) out["state"]["tokens"] = r.cached_tokens;
   if (r.memories)
     out["memories"] = {{"context", r.memories->context},
                        {"chunk", r.memories->chunk},

@@ -33,6 +33,7 @@ struct ModelReport {
   std::vector<std::vector<State>> state;  // per layer, one sequence, f32 activations
   std::vector<State> position_state;      // of a position encoding that looks along time
   int64_t state_bytes_f32 = 0, state_bytes_bf16 = 0;
+  int64_t cached_tokens = 0;  // whose keys and values are in it; 0: none are kept
   // What decoding keeps beside it and grows with the text: a DART's memories.
   struct Memories {
     int64_t context = 0, chunk = 0, runs = 0;      // tokens, tokens of a memory, memories
