@@ -39,7 +39,43 @@ std::vector<double> fixed_decays(int64_t layer, int64_t layers, int64_t heads) {
   return g;
 }
 
-}  // namespace
+class DecayStudy : public Mixer {
+ public:
+  // lower_bounds [L,·], shared by the layers, of hgrn2.
+  DecayStudy(const ModelConfig& config, int64_t layer, const Parameter& lower_bounds);
+  Var forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+              MixerState* final) override;
+  Var step(const Var& x, MixerState& state) override;
+  MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
+
+ private:
+  struct Projected;
+  struct Decayed;
+  Projected project(const Var& x) const;
+  Decayed decay(const Projected& p, const Var& z0, const SeqLayout& layout, bool final) const;
+  Var head_decays(const Shape& lead, DType activations, Device device) const;
+  Var attend(const Projected& p, Decayed d, const Tensor& position, const Var& h0,
+             const SeqLayout& layout, Tensor* ht) const;
+
+  Var attend_halves(const Var& q, const Decayed& d, const Var& v, const Var& h0,
+                    const SeqLayout& layout, Tensor* ht) const;
+
+  bool running_sum() const;  // lightnet, lssp
+  bool fixed() const;        // tnl, tnl_l
+
+  DecayConfig decay_;
+  bool delta_, rope_;
+  int64_t layer_, heads_, width_, rank_;
+  double eps_;
+  std::vector<double> fixed_;  // [H], of tnl
+  Parameter lower_bounds_;
+  Parameter input_;            // rows q | k | v | first of the gate | first of F, or F | Wβ
+  Parameter gate_, logits_;    // second matrices
+  Parameter A_log_, dt_bias_;  // one per channel or head
+  Parameter offset_;           // δ of simple, the decay itself of tnl_l
+  Parameter norm_, output_;
+};
 
 bool DecayStudy::running_sum() const { return decay_.type == "lightnet" || decay_.type == "lssp"; }
 bool DecayStudy::fixed() const { return decay_.type == "tnl" || decay_.type == "tnl_l"; }
@@ -257,8 +293,6 @@ MixerState DecayStudy::zero_state(int64_t n, DType activations, Device device) c
   return s;
 }
 
-namespace {
-
 // N(0, std²) cut off at three standard deviations: what lies beyond is drawn again.
 void init_truncated_normal(const NamedParameter& p, uint64_t seed, double std) {
   const Tensor drawn = Tensor::empty(p.shape, DType::f32), again = Tensor::empty_like(drawn);
@@ -274,6 +308,11 @@ void init_truncated_normal(const NamedParameter& p, uint64_t seed, double std) {
 }
 
 }  // namespace
+
+std::unique_ptr<Mixer> make_decay_study(const ModelConfig& config, int64_t layer,
+                                        const Parameter& lower_bounds) {
+  return std::make_unique<DecayStudy>(config, layer, lower_bounds);
+}
 
 void init_decay_study_weights(LanguageModel& model, uint64_t seed) {
   const ModelConfig& c = model.config();

@@ -12,6 +12,8 @@
 // State: S [N,H,K,V]; z [N,·] of a running sum; position i64 [N], on the CPU, with rotary
 // embedding.
 #pragma once
+#include <memory>
+
 #include "models/config.h"
 #include "nn/mixer.h"
 
@@ -19,43 +21,9 @@ namespace ebb {
 
 class LanguageModel;
 
-class DecayStudy : public Mixer {
- public:
-  // lower_bounds [L,·], shared by the layers, of hgrn2.
-  DecayStudy(const ModelConfig& config, int64_t layer, const Parameter& lower_bounds);
-  Var forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
-              MixerState* final) override;
-  Var step(const Var& x, MixerState& state) override;
-  MixerState zero_state(int64_t n, DType activations, Device device) const override;
-  Tensor log_decays(const Var& h) const override;
-
- private:
-  struct Projected;
-  struct Decayed;
-  Projected project(const Var& x) const;
-  Decayed decay(const Projected& p, const Var& z0, const SeqLayout& layout, bool final) const;
-  Var head_decays(const Shape& lead, DType activations, Device device) const;
-  Var attend(const Projected& p, Decayed d, const Tensor& position, const Var& h0,
-             const SeqLayout& layout, Tensor* ht) const;
-
-  Var attend_halves(const Var& q, const Decayed& d, const Var& v, const Var& h0,
-                    const SeqLayout& layout, Tensor* ht) const;
-
-  bool running_sum() const;  // lightnet, lssp
-  bool fixed() const;        // tnl, tnl_l
-
-  DecayConfig decay_;
-  bool delta_, rope_;
-  int64_t layer_, heads_, width_, rank_;
-  double eps_;
-  std::vector<double> fixed_;  // [H], of tnl
-  Parameter lower_bounds_;
-  Parameter input_;            // rows q | k | v | first of the gate | first of F, or F | Wβ
-  Parameter gate_, logits_;    // second matrices
-  Parameter A_log_, dt_bias_;  // one per channel or head
-  Parameter offset_;           // δ of simple, the decay itself of tnl_l
-  Parameter norm_, output_;
-};
+// lower_bounds [L,·], shared by the layers, of hgrn2.
+std::unique_ptr<Mixer> make_decay_study(const ModelConfig& config, int64_t layer,
+                                        const Parameter& lower_bounds);
 
 // Truncated normal matrices, branches that begin at zero (Wo and the MLP's last matrix); with
 // weight_init = fla the public rule. Decay parameters as in the table.

@@ -1,4 +1,4 @@
-#include "models/gla.h"
+#include "models/attention_mixers.h"
 
 #include <cmath>
 
@@ -12,6 +12,27 @@
 #include "tensor/check.h"
 
 namespace ebb {
+namespace {
+
+class Gla : public Mixer {
+ public:
+  explicit Gla(const ModelConfig& config);
+  Var forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+              MixerState* final) override;
+  Var step(const Var& x, MixerState& state) override;
+  MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
+
+ private:
+  struct Projected;
+  Projected project(const Var& x) const;
+  Var finish(const Var& o, const Var& gate) const;
+
+  int64_t heads_, key_dim_, value_dim_, rank_;
+  double eps_, divisor_;
+  Parameter input_;  // rows q | k | v | gate | first matrix of z
+  Parameter decay_, decay_bias_, o_norm_, output_;
+};
 
 Gla::Gla(const ModelConfig& c)
     : heads_(c.num_heads),
@@ -86,5 +107,9 @@ Tensor Gla::log_decays(const Var& h) const {
   const NoGrad off;
   return project(h).g.value();
 }
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_gla(const ModelConfig& config) { return std::make_unique<Gla>(config); }
 
 }  // namespace ebb

@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "autograd/tape.h"
-#include "models/gla.h"
+#include "models/attention_mixers.h"
 #include "models/heads.h"
 #include "ops/elementwise.h"
 #include "ops/forget_gate.h"
@@ -17,7 +17,26 @@ namespace {
 
 constexpr float kNormEps = 1e-5f;  // whatever norm_eps says, as in the public library
 
-}  // namespace
+class Hgrn2 : public Mixer {
+ public:
+  // lower_bounds [L,H·K], shared by the layers (undefined: none); layer 0 has bound 0.
+  Hgrn2(const ModelConfig& config, int64_t layer, const Parameter& lower_bounds);
+  Var forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+              MixerState* final) override;
+  Var step(const Var& x, MixerState& state) override;
+  MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
+
+ private:
+  struct Projected;
+  Projected project(const Var& x) const;
+  Var finish(const Var& o, const Shape& lead) const;
+
+  int64_t layer_, heads_, key_dim_, value_dim_;
+  Parameter lower_bounds_;
+  Parameter input_;  // rows q | f | i
+  Parameter norm_, output_;
+};
 
 Hgrn2::Hgrn2(const ModelConfig& c, int64_t layer, const Parameter& lower_bounds)
     : layer_(layer),
@@ -83,6 +102,13 @@ MixerState Hgrn2::zero_state(int64_t n, DType activations, Device device) const 
 Tensor Hgrn2::log_decays(const Var& h) const {
   const NoGrad off;
   return project(h).g.value();
+}
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_hgrn2(const ModelConfig& config, int64_t layer,
+                                  const Parameter& lower_bounds) {
+  return std::make_unique<Hgrn2>(config, layer, lower_bounds);
 }
 
 }  // namespace ebb

@@ -1,15 +1,14 @@
 #include "models/language_model.h"
 
 #include "autograd/tape.h"
+#include "models/attention_mixers.h"
 #include "models/calibrate.h"
 #include "models/dart.h"
 #include "models/decay_study.h"
 #include "models/delta.h"
 #include "models/delta_channel.h"
-#include "models/gla.h"
 #include "models/mamba2.h"
 #include "models/rwkv7.h"
-#include "models/transformer.h"
 #include "ops/elementwise.h"
 #include "ops/indexing.h"
 #include "ops/linear_cross_entropy.h"
@@ -295,12 +294,12 @@ void LanguageModel::use_decay_scales() {
 std::unique_ptr<Mixer> make_mixer(const ModelConfig& config, int64_t layer,
                                   const Parameter& lower_bounds) {
   const std::string& type = config.model_type;
-  if (type == "gla") return std::make_unique<Gla>(config);
-  if (type == "hgrn2") return std::make_unique<Hgrn2>(config, layer, lower_bounds);
-  if (type == "lightnet") return std::make_unique<LightNet>(config);
-  if (type == "decay_study") return std::make_unique<DecayStudy>(config, layer, lower_bounds);
-  if (type == "retnet") return std::make_unique<RetNet>(config);
-  if (type == "transformer") return std::make_unique<SoftmaxAttention>(config);
+  if (type == "gla") return make_gla(config);
+  if (type == "hgrn2") return make_hgrn2(config, layer, lower_bounds);
+  if (type == "lightnet") return make_lightnet(config);
+  if (type == "decay_study") return make_decay_study(config, layer, lower_bounds);
+  if (type == "retnet") return make_retnet(config);
+  if (type == "transformer") return make_softmax_attention(config);
   if (config.model_type == "kda") return std::make_unique<ChannelDeltaNet>(config, DeltaGates::kda);
   if (config.model_type == "gdn2")
     return std::make_unique<ChannelDeltaNet>(config, DeltaGates::gdn2);

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "autograd/tape.h"
-#include "models/gla.h"
+#include "models/attention_mixers.h"
 #include "models/heads.h"
 #include "ops/elementwise.h"
 #include "ops/gated_linear_attention.h"
@@ -16,7 +16,24 @@ namespace {
 
 constexpr float kNormEps = 1e-6f;  // whatever norm_eps says, as in the public library
 
-}  // namespace
+class LightNet : public Mixer {
+ public:
+  explicit LightNet(const ModelConfig& config);
+  Var forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+              MixerState* final) override;
+  Var step(const Var& x, MixerState& state) override;
+  MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
+
+ private:
+  struct Projected;
+  Projected project(const Var& x) const;
+  Var finish(const Var& o, const Var& gate, const Shape& lead) const;
+
+  int64_t heads_, key_dim_, value_dim_, rank_;
+  Parameter input_;  // rows q | k | v | first matrix of the gate
+  Parameter gate_, norm_, output_;
+};
 
 LightNet::LightNet(const ModelConfig& c)
     : heads_(c.num_heads),
@@ -94,6 +111,12 @@ MixerState LightNet::zero_state(int64_t n, DType activations, Device device) con
 Tensor LightNet::log_decays(const Var& h) const {
   const NoGrad off;
   return in_heads(log_cumsum_exp(project(h).u, {}).g, heads_).value();
+}
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_lightnet(const ModelConfig& config) {
+  return std::make_unique<LightNet>(config);
 }
 
 }  // namespace ebb

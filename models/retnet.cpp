@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "autograd/tape.h"
-#include "models/gla.h"
+#include "models/attention_mixers.h"
 #include "models/heads.h"
 #include "ops/gated_linear_attention.h"
 #include "ops/gated_rms_norm.h"
@@ -10,6 +10,28 @@
 #include "tensor/check.h"
 
 namespace ebb {
+namespace {
+
+class RetNet : public Mixer {
+ public:
+  explicit RetNet(const ModelConfig& config);
+  Var forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+              MixerState* final) override;
+  Var step(const Var& x, MixerState& state) override;
+  MixerState zero_state(int64_t n, DType activations, Device device) const override;
+  Tensor log_decays(const Var& h) const override;
+
+ private:
+  struct Projected;
+  Projected project(const Var& x) const;
+  Var finish(const Var& o, const Var& gate) const;
+  Tensor decays(const Shape& lead, DType activations, Device device) const;
+
+  int64_t heads_, key_dim_, value_dim_;
+  double eps_;
+  Parameter input_;  // rows q | k | v | gate
+  Parameter o_norm_, output_;
+};
 
 RetNet::RetNet(const ModelConfig& c)
     : heads_(c.num_heads),
@@ -97,6 +119,12 @@ MixerState RetNet::zero_state(int64_t n, DType activations, Device device) const
 
 Tensor RetNet::log_decays(const Var& h) const {
   return decays(h.shape().first(2), h.dtype(), h.value().device());
+}
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_retnet(const ModelConfig& config) {
+  return std::make_unique<RetNet>(config);
 }
 
 }  // namespace ebb

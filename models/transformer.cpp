@@ -1,7 +1,8 @@
-#include "models/transformer.h"
+#include "models/attention_mixers.h"
 
 #include "autograd/tape.h"
 #include "models/heads.h"
+#include "models/kv_cache.h"
 #include "ops/attention.h"
 #include "ops/matmul.h"
 #include "ops/rms_norm.h"
@@ -13,7 +14,26 @@ namespace {
 
 constexpr float kNormEps = 1e-5f;  // of q and k, whatever norm_eps says
 
-}  // namespace
+class SoftmaxAttention : public Mixer {
+ public:
+  explicit SoftmaxAttention(const ModelConfig& config);
+  Var forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
+              MixerState* final) override;
+  Var step(const Var& x, MixerState& state) override;
+  MixerState zero_state(int64_t n, DType activations, Device device) const override;
+
+ private:
+  struct Projected;
+  // start: the first position of every sequence (undefined: 0), on x's device.
+  Projected project(const Var& x /*[B,T,d]*/, const Tensor& start, const SeqLayout& layout) const;
+
+  int64_t heads_, key_heads_, head_dim_, window_;
+  double rope_base_;
+  KvCache cache_;
+  Parameter input_, bias_;     // rows q | k | v
+  Parameter q_norm_, k_norm_;  // [P]; undefined: none
+  Parameter output_;
+};
 
 SoftmaxAttention::SoftmaxAttention(const ModelConfig& c)
     : heads_(c.num_heads),
@@ -92,6 +112,12 @@ Var SoftmaxAttention::step(const Var& x, MixerState& state) {
 
 MixerState SoftmaxAttention::zero_state(int64_t n, DType activations, Device device) const {
   return cache_.zero_state(n, activations, device);
+}
+
+}  // namespace
+
+std::unique_ptr<Mixer> make_softmax_attention(const ModelConfig& config) {
+  return std::make_unique<SoftmaxAttention>(config);
 }
 
 }  // namespace ebb
