@@ -38,6 +38,21 @@ TEST_P(DecayRecipe, LearnsABatch) {
   EXPECT_LT(last, 0.7 * first);
 }
 
+// What stands before the first block is not made again, and its gradients are those all the same.
+TEST(DecayStudy, RecomputingBlocksChangesNothing) {
+  std::vector<std::vector<Tensor>> gradients;
+  for (const bool again : {false, true}) {
+    const auto model = small_decay_model("tpe-vector-simple");
+    model->set_recompute(again);
+    backward(model->loss(decay_ids(2, 40, 1), decay_ids(2, 40, 2)).loss);
+    gradients.emplace_back();
+    for (const NamedParameter& p : model->named_parameters())
+      gradients.back().push_back(p.grad().clone());
+  }
+  for (size_t i = 0; i < gradients[0].size(); ++i)
+    EXPECT_TRUE(bitwise_equal(gradients[0][i], gradients[1][i])) << i;
+}
+
 INSTANTIATE_TEST_SUITE_P(All, DecayRecipe, ::testing::ValuesIn(decay_recipes()),
                          decay_recipe_test_name);
 

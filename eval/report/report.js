@@ -171,6 +171,12 @@
     curve(grid, "Gradient norm", "norm", 200, { type: "log" });
     curve(grid, "Learning rate", "lr", 200);
     curve(grid, "Tokens per second", "tokens_per_second", 200, { min: 0 });
+    const timed = data.runs.filter((r) => r.speed);
+    if (!timed.length) return;
+    table(s, ["tokens per GPU per second", "TGS", "ms a step", "steps", "sequences", "length", "activations", "device"],
+      timed.map((r) => [named(r.name), String(Math.round(r.speed.tokens_per_gpu_per_second)), fixed(r.speed.median_step_ms, 2),
+        (r.speed.steps ?? []).join("–"), String(r.speed.sequences ?? "–"), String(r.speed.length ?? "–"),
+        r.speed.dtype ?? "–", r.speed.device ?? "–"]), [0, 7]);
   };
   const key = (parent, names) =>
     parent.append(h("ul", { class: "key" }, ...names.map((n) => h("li", {}, named(n)))));
