@@ -46,7 +46,7 @@ struct Mbarrier {
 __device__ __forceinline__ void publish_barriers() {
 #if EBB_WGMMA
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
@@ -110,14 +110,16 @@ __device__ __forceinline__ void fetch_runs(const Run (&runs)[N], Mbarrier& arriv
 // registers of a multiprocessor, 168 for each of 384 threads, are shared out anew. By all four
 // warps of a group.
 inline constexpr int kFedThreads = 384;
+template <int COUNT = 232>
 __device__ __forceinline__ void multiplier_registers() {
 #if EBB_WGMMA
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 #endif
 }
+template <int COUNT = 40>
 __device__ __forceinline__ void fetcher_registers() {
 #if EBB_WGMMA
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 #endif
 }
 

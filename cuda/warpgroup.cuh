@@ -122,10 +122,11 @@ __device__ __forceinline__ void settle(unsigned (&a)[4][4]) {
     for (int e = 0; e < 4; ++e) asm volatile("" : "+r"(a[k][e])::"memory");
 #endif
 }
-// What this thread has written to shared memory becomes visible to products after a barrier.
+// What this thread has written to shared memory becomes visible to products after a barrier. Of
+// shared memory only: for all of memory a thread would wait until its writes have reached the GPU.
 __device__ __forceinline__ void publish_tiles() {
 #if EBB_WGMMA
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
