@@ -82,13 +82,36 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2)
   }
 }
 
+// Bytes from row to row in the backward pass, where 32 bits hold them: constants of the kernel, so
+// that the next row is one addition away.
+struct RowSteps {
+  unsigned x = 0, dy = 0, dx = 0;
+  bool narrow = false;
+
+  template <class T>
+  RowSteps(const Input<T>& in, const Output<T>& out)
+      : x(unsigned(in.stride * sizeof(T))),
+        dy(unsigned(out.dy_stride * sizeof(T))),
+        dx(unsigned(in.d * sizeof(T))),
+        narrow(std::max({in.stride, out.dy_stride, in.d}) <= int64_t(0xffffffff / sizeof(T))) {}
+};
+template <class T>
+__device__ __forceinline__ const T* rows_before(const T* row, int64_t bytes) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(row) - bytes);
+}
+template <class T>
+__device__ __forceinline__ T* rows_before(T* row, int64_t bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(row) - bytes);
+}
+
 // As fwd_kernel, but from a run's end to its start, beginning W−1 tokens behind it, whose dpre the
 // last dx need. run + W − 1 is a multiple of U.
 // 1 tile: rows i−U−(W−1) … i−1 of x, i−U … i−1 of dy.  2 dpre = dy·act'(pre), pre anew.
 // 3 dw_j += dpre·x_{t−(W−1)+j}, dbias += dpre.  4 dx_t = Σ_k w_{W−1−k} dpre_{t+k}.  5 block sums.
 template <class T, int W, int V, int U, bool kSilu, bool kDx>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
-    bwd_kernel(const Input<T> in, const Output<T> out, int64_t channel_blocks, int64_t run) {
+    bwd_kernel(const Input<T> in, const Output<T> out, const RowSteps steps, int64_t channel_blocks,
+               int64_t run) {
   extern __shared__ float s_sum[];  // [256·(W+1)·V]
   const WalkPosition at = walk_position<V>(channel_blocks, run);
   float r_sum[W + 1][V] = {};
@@ -98,10 +121,6 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
     const T* g_run = in.g_x + at.f0 * in.stride + at.c;
     const T* g_dy_run = out.g_dy + at.f0 * out.dy_stride + at.c;
     T* g_dx_run = out.g_dx + at.f0 * in.d + at.c;
-    // Inside a tile rows are reached by 32 bits, one multiplication each.
-    const unsigned stride = unsigned(in.stride), dy_stride = unsigned(out.dy_stride);
-    const unsigned width = unsigned(in.d);
-    const bool narrow = max(max(in.stride, out.dy_stride), in.d) <= 0xffffffff;
     float r_g[W][V] = {};  // dpre of tokens i, i+1, …; row 0 is the current one
     // Steps 2-4 for a token whose dy stands in r_g[0] and whose window starts at row u of r_x.
     const auto token = [&](const auto& r_x, int u, bool own, T* g_dx, const float* g_extra) {
@@ -132,43 +151,53 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
     bool kept = false;                     // the last W−1 of them are there already
     Pack<T, V> r_next_x[U], r_next_dy[U];  // the tile to come, as stored
     bool fetched = false;                  // it is on its way
-    const auto fetch = [&](int i) {
-      const T* g_tile = g_run + (i - U - (W - 1)) * in.stride;
-      const T* g_dy = g_dy_run + (i - U) * out.dy_stride;
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        r_next_x[u] = load_raw<T, V>(g_tile + uint64_t(stride) * u);
-        r_next_dy[u] = load_raw<T, V>(g_dy + uint64_t(dy_stride) * u);
-      }
+    // The rows to come, which follow from tile to tile: of x and dy the next to be fetched, of dx
+    // the next to be written. And the row of a tile to be fetched later that this lane brings to
+    // the L2 cache.
+    const T *g_x_row = nullptr, *g_dy_row = nullptr, *g_near = nullptr;
+    T* g_dx_row = nullptr;
+    const int row = int(threadIdx.x);
+    const int64_t near_step = int64_t(U) * (row < U ? steps.x : steps.dy);
+    const auto start = [&](int i) {
+      g_x_row = g_run + (i - W) * in.stride;
+      g_dy_row = g_dy_run + (i - 1) * out.dy_stride;
+      g_dx_row = g_dx_run + (i - 1) * in.d;
+      const int t = i - 3 * U + row % U;
+      g_near =
+          (row < U ? g_run + (t - (W - 1)) * in.stride : g_dy_run + t * out.dy_stride) - row * V;
     };
-    // Rows of the tile to be fetched next come to the L2 cache meanwhile, one per lane.
-    const auto bring_nearer = [&](int i) {
-      const int row = int(threadIdx.x), t = i - 3 * U + row % U;
-      if (row >= 2 * U || i < 3 * U + W - 1) return;
-      const T* g = row < U ? g_run + (t - (W - 1)) * in.stride : g_dy_run + t * out.dy_stride;
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(g - row * V));
+    const auto fetch = [&] {
+#pragma unroll
+      for (int u = U - 1; u >= 0; --u) {
+        r_next_x[u] = load_raw<T, V>(g_x_row);
+        r_next_dy[u] = load_raw<T, V>(g_dy_row);
+        g_x_row = rows_before(g_x_row, steps.x), g_dy_row = rows_before(g_dy_row, steps.dy);
+      }
     };
     // `more`: the tile below is an interior one too; its loads go out before this one's arithmetic.
     const auto tile = [&](int i, auto all_owned, bool more) {
-      const T* g_tile = g_run + (i - U) * in.stride;
-      T* g_dx = g_dx_run + (i - U) * in.d;
       Pack<T, V> r_dy[U];
       if (!kept)
 #pragma unroll
-        for (int k = 1 - W; k < 0; ++k) load_pack(r_x[W - 1 + U + k], g_tile + (U + k) * in.stride);
-      if (!fetched) fetch(i);
+        for (int k = 1 - W; k < 0; ++k) load_pack(r_x[W - 1 + U + k], g_run + (i + k) * in.stride);
+      if (!fetched) {
+        start(i);
+        fetch();
+      }
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         unpack(r_x[u], r_next_x[u]);
         r_dy[u] = r_next_dy[u];
       }
-      if (more) fetch(i - U);
-      bring_nearer(i);
+      if (more) fetch();
+      if (row < 2 * U && i >= 3 * U + W - 1) asm volatile("prefetch.global.L2 [%0];" ::"l"(g_near));
+      g_near = rows_before(g_near, near_step);
       fetched = more;
 #pragma unroll
       for (int u = U - 1; u >= 0; --u) {
         unpack(r_g[0], r_dy[u]);
-        token(r_x, u, all_owned.value || i - U + u < owned, g_dx + uint64_t(width) * u, nullptr);
+        token(r_x, u, all_owned.value || i - U + u < owned, g_dx_row, nullptr);
+        g_dx_row = rows_before(g_dx_row, steps.dx);
       }
 #pragma unroll
       for (int k = W - 2; k >= 0; --k)
@@ -185,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
           for (int v = 0; v < V; ++v) r_g[k][v] = 0.f;
       }
       const int tail = out.g_dfinal ? b.end - W : b.end;  // the final state holds tokens from here
-      if (narrow && i >= U && i - U - (W - 1) >= b.begin && i <= tail) {
+      if (steps.narrow && i >= U && i - U - (W - 1) >= b.begin && i <= tail) {
         const bool more = i >= 2 * U && i - 2 * U - (W - 1) >= b.begin;
         if (i <= owned)
           tile(i, std::true_type{}, more);
@@ -235,15 +264,19 @@ int64_t backward_run(int64_t tokens, const WalkShape& shape, int width, int tile
 
 struct PutWeights {
   float *g_dw, *g_dbias;
+  bool add_dw, add_dbias;
   int64_t d;
   int width;
   __device__ void operator()(int64_t col, double sum) const {
     const int64_t j = col / d, c = col - j * d;
     if (j < width) {
-      if (g_dw) g_dw[c * width + j] = float(sum);
+      if (g_dw) put(g_dw[c * width + j], sum, add_dw);
     } else if (g_dbias) {
-      g_dbias[c] = float(sum);
+      put(g_dbias[c], sum, add_dbias);
     }
+  }
+  __device__ static void put(float& to, double sum, bool add) {
+    to = add ? to + float(sum) : float(sum);
   }
 };
 
@@ -290,12 +323,12 @@ void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
         const auto kernel = g.dx ? bwd_kernel<device_t<T>, W, V, U, kSilu, true>
                                  : bwd_kernel<device_t<T>, W, V, U, kSilu, false>;
         kernel<<<unsigned(shape.blocks), shape.block(), shared, stream>>>(
-            in, out, shape.channel_blocks, shape.run);
+            in, out, RowSteps(in, out), shape.channel_blocks, shape.run);
         check_launch();
       }
       if (weights)
         ordered_sum(out.g_partial, groups, (W + 1) * d, stream,
-                    PutWeights{ptr<float>(g.dw), ptr<float>(g.dbias), d, W});
+                    PutWeights{ptr<float>(g.dw), ptr<float>(g.dbias), g.add_dw, g.add_dbias, d, W});
     });
   });
 }

@@ -42,19 +42,25 @@ void backward(BackwardContext& ctx, int64_t batch, int64_t time, bool silu, cons
   const auto wanted = [&](int i, const Shape& shape, DType t) {
     return ctx.needs(i) ? Tensor::empty(shape, t, x.device()) : Tensor();
   };
+  // On the GPU the sums over tokens end in the leaf's own gradient, where it has one.
+  const bool cuda = kWithCuda && x.on_cuda();
+  const auto sum_of = [&](int i) { return cuda ? ctx.accumulator(i) : Tensor(); };
+  const Tensor dw_sum = sum_of(1), dbias_sum = sum_of(2);
   const ConvGrads g{.dx = wanted(0, x.shape(), x.dtype()),
-                    .dw = wanted(1, w.shape(), wide),
-                    .dbias = wanted(2, {w.size(0)}, wide),
-                    .dstate = wanted(3, state, wide)};
+                    .dw = dw_sum ? dw_sum.view(w.shape()) : wanted(1, w.shape(), wide),
+                    .dbias = dbias_sum ? dbias_sum : wanted(2, {w.size(0)}, wide),
+                    .dstate = wanted(3, state, wide),
+                    .add_dw = dw_sum.defined(),
+                    .add_dbias = dbias_sum.defined()};
   const Tensor dfinal = ctx.has_dy(1) ? ctx.dy(1).to(wide).contiguous() : Tensor();
   const Rows dy = as_rows(ctx.dy(0));
-  if (kWithCuda && x.on_cuda())
+  if (cuda)
     gpu::causal_conv1d_bwd(a, dy, dfinal, g);
   else
     cpu::causal_conv1d_bwd(a, dy, dfinal, g);
   if (g.dx) ctx.grad(0, g.dx);
-  if (g.dw) ctx.grad(1, g.dw.view(w_shape));
-  if (g.dbias) ctx.grad(2, g.dbias);
+  if (g.dw) g.add_dw ? ctx.grad_accumulated(1) : ctx.grad(1, g.dw.view(w_shape));
+  if (g.dbias) g.add_dbias ? ctx.grad_accumulated(2) : ctx.grad(2, g.dbias);
   if (g.dstate) ctx.grad(3, g.dstate);
 }
 

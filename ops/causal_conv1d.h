@@ -58,10 +58,11 @@ struct ConvArgs {
 };
 // Gradients; an undefined one is not wanted. All are overwritten.
 struct ConvGrads {
-  Tensor dx = {};      // [B·T,D] dense, x's dtype
-  Tensor dw = {};      // [D,W]
-  Tensor dbias = {};   // [D]
-  Tensor dstate = {};  // [N,D,W]
+  Tensor dx = {};                          // [B·T,D] dense, x's dtype
+  Tensor dw = {};                          // [D,W]
+  Tensor dbias = {};                       // [D]
+  Tensor dstate = {};                      // [N,D,W]
+  bool add_dw = false, add_dbias = false;  // on the GPU: added to instead of overwritten
 };
 namespace cpu {
 void causal_conv1d_fwd(const ConvArgs& a, const Tensor& y /*[B·T,D]*/);
