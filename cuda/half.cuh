@@ -44,6 +44,16 @@ __device__ __forceinline__ void mma_half(float* d, const unsigned (&a)[4], unsig
 #if EBB_WGMMA
 namespace wgmma {
 
+// Descriptors of tiles as one number, the same for the whole warp, so that it and what is added to
+// it stay in the registers that the instruction reads; the upper half is the same for all.
+__device__ __forceinline__ unsigned descriptor_base(const SwizzledTile& tile) {
+  return __shfl_sync(0xffffffffu, unsigned(descriptor(tile)), 0);
+}
+__device__ __forceinline__ uint64_t descriptor_at(unsigned base, int units) {
+  constexpr uint64_t kUpper = uint64_t(1) << 62 | uint64_t(1024 >> 4) << 32;
+  return kUpper | (base + unsigned(units));
+}
+
 template <bool FRESH, int TRANSPOSED>
 __device__ __forceinline__ void product_of_halves(float (&d)[8][4], const unsigned (&a)[4],
                                                   uint64_t b) {
@@ -61,18 +71,41 @@ __device__ __forceinline__ void product_of_halves(float (&d)[8][4], const unsign
         "+f"(d[7][2]), "+f"(d[7][3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED), "r"(FRESH ? 0 : 1));
 }
+// The same with the left operand in shared memory.
+template <bool FRESH, int A_TRANSPOSED, int B_TRANSPOSED>
+__device__ __forceinline__ void product_of_half_tiles(float (&d)[8][4], uint64_t a, uint64_t b) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %36, "
+      "0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+      "}, %32, %33, p, 1, 1, %34, %35;\n}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
+        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
+        "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+        "+f"(d[7][2]), "+f"(d[7][3])
+      : "l"(a), "l"(b), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED), "r"(FRESH ? 0 : 1));
+}
 
 }  // namespace wgmma
 #endif
 
 namespace detail {
 
+// x (+)= a b, b = tileᵀ or the tile.
 template <bool FRESH, bool TRANSPOSED>
-__device__ __forceinline__ void multiply_half_step(float (&x)[8][4], const unsigned (&a)[4],
-                                                   const SwizzledTile& tile, int k) {
+__device__ __forceinline__ void multiply_halves_by(float (&x)[8][4], const unsigned (*a)[4],
+                                                   const SwizzledTile& tile) {
 #if EBB_WGMMA
-  wgmma::product_of_halves<FRESH, TRANSPOSED>(x, a,
-                                              wgmma::descriptor(tile) + (TRANSPOSED ? 128 : 2) * k);
+  // By rows: 32 bytes on along a row; by columns: 16 rows on.
+  constexpr int kStep = TRANSPOSED ? 128 : 2;
+  const unsigned base = wgmma::descriptor_base(tile);
+  wgmma::product_of_halves<FRESH, TRANSPOSED>(x, a[0], wgmma::descriptor_at(base, 0));
+#pragma unroll
+  for (int k = 1; k < 4; ++k)
+    wgmma::product_of_halves<false, TRANSPOSED>(x, a[k], wgmma::descriptor_at(base, kStep * k));
 #else
   if (FRESH)
 #pragma unroll
@@ -80,15 +113,17 @@ __device__ __forceinline__ void multiply_half_step(float (&x)[8][4], const unsig
   const int lane = int(threadIdx.x) & 31;
   const int low = lane & 7, odd = (lane >> 3) & 1, high = lane >> 4;
 #pragma unroll
-  for (int n = 0; n < 8; n += 2) {
-    unsigned b[4];
-    if (TRANSPOSED)
-      load_matrices_transposed(b, tile.at(16 * k + low + 8 * odd, 8 * n + 8 * high));
-    else
-      load_matrices(b, tile.at(8 * n + low + 8 * high, 16 * k + 8 * odd));
-    mma_half(x[n], a, b[0], b[1]);
-    mma_half(x[n + 1], a, b[2], b[3]);
-  }
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int n = 0; n < 8; n += 2) {
+      unsigned b[4];
+      if (TRANSPOSED)
+        load_matrices_transposed(b, tile.at(16 * k + low + 8 * odd, 8 * n + 8 * high));
+      else
+        load_matrices(b, tile.at(8 * n + low + 8 * high, 16 * k + 8 * odd));
+      mma_half(x[n], a[k], b[0], b[1]);
+      mma_half(x[n + 1], a[k], b[2], b[3]);
+    }
 #endif
 }
 
@@ -98,17 +133,43 @@ __device__ __forceinline__ void multiply_half_step(float (&x)[8][4], const unsig
 template <bool FRESH = false>
 __device__ __forceinline__ void multiply_half_rows(float (&x)[8][4], const unsigned (*a)[4],
                                                    const SwizzledTile& tile) {
-  detail::multiply_half_step<FRESH, false>(x, a[0], tile, 0);
-#pragma unroll
-  for (int k = 1; k < 4; ++k) detail::multiply_half_step<false, false>(x, a[k], tile, k);
+  detail::multiply_halves_by<FRESH, false>(x, a, tile);
 }
 // x += a tile, or x = a tile.
 template <bool FRESH = false>
 __device__ __forceinline__ void multiply_half_columns(float (&x)[8][4], const unsigned (*a)[4],
                                                       const SwizzledTile& tile) {
-  detail::multiply_half_step<FRESH, true>(x, a[0], tile, 0);
+  detail::multiply_halves_by<FRESH, true>(x, a, tile);
+}
+
+// multiply_tiles of cuda/warpgroup.cuh for tiles of f16.
+template <bool FRESH, Inner A, Inner B>
+__device__ __forceinline__ void multiply_half_tiles(float (&x)[8][4], const SwizzledTile& a,
+                                                    const SwizzledTile& b, int warp) {
+  constexpr bool kA = A == Inner::first, kB = B == Inner::first;
+#if EBB_WGMMA
+  (void)warp;
+  constexpr int kStepA = kA ? 128 : 2, kStepB = kB ? 128 : 2;
+  const unsigned da = wgmma::descriptor_base(a), db = wgmma::descriptor_base(b);
+  wgmma::product_of_half_tiles<FRESH, kA, kB>(x, wgmma::descriptor_at(da, 0),
+                                              wgmma::descriptor_at(db, 0));
 #pragma unroll
-  for (int k = 1; k < 4; ++k) detail::multiply_half_step<false, true>(x, a[k], tile, k);
+  for (int k = 1; k < 4; ++k)
+    wgmma::product_of_half_tiles<false, kA, kB>(x, wgmma::descriptor_at(da, kStepA * k),
+                                                wgmma::descriptor_at(db, kStepB * k));
+#else
+  const int lane = int(threadIdx.x) & 31;
+  const int low = lane & 7, odd = (lane >> 3) & 1, high = lane >> 4, m0 = 16 * warp;
+  unsigned left[4][4];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (kA)
+      load_matrices_transposed(left[k], a.at(16 * k + low + 8 * high, m0 + 8 * odd));
+    else
+      load_matrices(left[k], a.at(m0 + low + 8 * odd, 16 * k + 8 * high));
+  }
+  detail::multiply_halves_by<FRESH, kB>(x, left, b);
+#endif
 }
 
 // Left operands are worked out before what comes next.

@@ -1,6 +1,6 @@
 // State-memory attention in bf16 on tensor cores, N <= 128 and P <= 64, both multiples of 8:
 // state_memory_fast_prepare.cu (memories as the products read them), _fwd.cu, and for the backward
-// _tokens.cu and _memories.cu. Notation of ops/state_memory_attention.h.
+// _tokens.cu, _memories.cu and _vectors.cu. Notation of ops/state_memory_attention.h.
 //
 // Products of the memories take f16 operands: the rows of Δ̂ = ρ∘Δ are about one in size, so f16 is
 // eight times finer than bf16, whose rounding of Δ alone would show in the gradients where the
@@ -18,12 +18,13 @@ using delta::bf16_t;
 using delta::Lane;
 
 // What the kernels read of one memory, N padded to 64·NT and P to 64 with zeros. Without
-// normalisation Δ̂ is Δ times a power of two and 1/ρ is 1.
+// normalisation Δ̂ is Δ times a power of two and 1/ρ is 1; with it there is a power of two where
+// eps_row leaves all of Δ̂ small.
 template <int NT>
 struct alignas(1024) MemoryRecord {
   SwizzledTile tile[NT];          // Δ̂ f16 [N,P]
   unsigned inverse_rho[32 * NT];  // f16 pairs, 1/ρ over value_unit: see rho_pair
-  float value_unit, key_unit;     // Δ = value_unit (inverse_rho Δ̂); logits: key_unit Δ̂
+  float value_unit, key_unit;     // Δ = value_unit inverse_rho tile; Δ̂ = key_unit tile
   float padding[2];
   float rho[64 * NT];  // f32
 
@@ -36,9 +37,16 @@ struct alignas(1024) MemoryRecord {
   }
 };
 
+// Δ in f16 over value_unit, for products that are to be summed over memories (the backward).
+template <int NT>
+struct ValueRecord {
+  SwizzledTile tile[NT];
+};
+
 struct FastProblem {
   const bf16_t *q = {}, *e = {}, *c = {}, *gate = {};  // as Attention; gate may be null
   unsigned char* records = {};                         // [M,H] of MemoryRecord
+  unsigned char* values = {};                          // [M,H] of ValueRecord, or null
   float scale = 1, eps = 0;
   bool normalize = true;
   int heads = 1, n = 0, p = 0, q_heads = 1, e_heads = 1, c_heads = 1, gate_heads = 1;
@@ -66,10 +74,24 @@ struct FastProblem {
   __device__ __forceinline__ MemoryRecord<NT>& record(int64_t memory, int head) const {
     return reinterpret_cast<MemoryRecord<NT>*>(records)[memory * heads + head];
   }
+  template <int NT>
+  __device__ __forceinline__ ValueRecord<NT>& value_record(int64_t memory, int head) const {
+    return reinterpret_cast<ValueRecord<NT>*>(values)[memory * heads + head];
+  }
+  // Whether a head is the first of those that share one of `of` vectors, or any of its vectors.
+  __device__ __forceinline__ bool opens(int head, int of) const { return head % (heads / of) == 0; }
+  __device__ __forceinline__ bool opens_any(int head) const {
+    return opens(head, q_heads) || opens(head, e_heads) || opens(head, c_heads);
+  }
 };
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr int kTileTokens = 64;  // the unit of FastProblem::tiles
+
+// Asks for the 128 bytes around an address of global memory that is soon to be read.
+__device__ __forceinline__ void fetch_ahead(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(p)));
+}
 
 // The last n with before[n] <= x.
 __device__ __forceinline__ int64_t last_not_above(const int64_t* before, int64_t count, int64_t x) {
@@ -141,6 +163,40 @@ __device__ __forceinline__ void each_item(int64_t count, F&& f) {
   }
 }
 
+// Kernels whose readers have tokens: two groups of four warps, 64 tokens each. Item (128 tokens,
+// block of heads): f(tile, first head, memories that any of the tokens sees).
+inline constexpr int kTokenParts = 2;
+template <class F>
+__device__ __forceinline__ void each_token_item(const FastProblem& p, int heads_per_item, F&& f) {
+  const TokenTiles<kTokenParts> tiles(p);
+  const int blocks = p.heads / heads_per_item;
+  each_item(tiles.count * blocks, [&](int64_t item) {
+    const TokenTile tile = tiles.at(p, item / blocks);
+    int all = 0;
+#pragma unroll
+    for (int part = 0; part < kTokenParts; ++part) all = max(all, tile.seen(64 * part, p.run));
+    f(tile, int(item % blocks) * heads_per_item, all);
+  });
+}
+inline int64_t token_items(const FastProblem& p, int heads_per_item) {
+  const int64_t dense = ceil_div(p.tiles_per_row, kTokenParts) * p.cursor.count;
+  return std::max(p.tiles, dense) * (p.heads / heads_per_item);
+}
+// By one warp: the memories of every item, one after the other and on into the next head and item,
+// through a ring. fetch(place, memory, head).
+template <int STAGES, int READERS, class F>
+__device__ __forceinline__ void fetch_memories(const FastProblem& p, int heads_per_item,
+                                               Ring<STAGES, READERS>& ring, F&& fetch) {
+  RingPlace<STAGES> place;
+  each_token_item(p, heads_per_item, [&](const TokenTile& tile, int first, int all) {
+    for (int head = first; head < first + heads_per_item; ++head)
+      for (int i = 0; i < all; ++i, place.next()) {
+        place.wait_empty(ring);
+        fetch(place.at, tile.memory + i, head);
+      }
+  });
+}
+
 // Rows `row` and `row`+8 of a left operand, bf16 pairs, from memory; zeros beyond `width` and where
 // a row is null.
 template <int STEPS>
@@ -155,6 +211,18 @@ __device__ __forceinline__ void load_left(unsigned (&a)[STEPS][4], const bf16_t*
       a[k][2 * h] = row0 && there ? *reinterpret_cast<const unsigned*>(row0 + column) : 0u;
       a[k][2 * h + 1] = row1 && there ? *reinterpret_cast<const unsigned*>(row1 + column) : 0u;
     }
+}
+
+// The rows of two tokens, of those vectors that `head` shares; a token below zero has none.
+template <int STEPS>
+__device__ __forceinline__ void load_rows(unsigned (&a)[STEPS][4], const FastProblem& p,
+                                          const bf16_t* x, const int64_t (&token)[2], int head,
+                                          int of, int width, const Lane& l) {
+  const bf16_t* at[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+    at[r] = token[r] < 0 ? nullptr : p.vector(x, token[r], head, of, width);
+  load_left(a, at[0], at[1], width, l);
 }
 
 // 2^k that brings `largest` to [2^to, 2^(to+1)); 1 for zero, NaN and infinity.
@@ -259,22 +327,6 @@ __device__ __forceinline__ void row_dots(float (&dot)[2], const float (&x)[8][4]
     dot[r] = quad_sum(sum[0] + sum[1]);
   }
 }
-// The same with f16 pairs.
-__device__ __forceinline__ void half_row_dots(float (&dot)[2], const float (&x)[8][4],
-                                              const unsigned (&a)[4][4]) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum[2] = {0.f, 0.f};
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 y = unpack_half(a[n / 2][2 * (n & 1) + r]);
-      sum[0] += x[n][2 * r] * y.x;
-      sum[1] += x[n][2 * r + 1] * y.y;
-    }
-    dot[r] = quad_sum(sum[0] + sum[1]);
-  }
-}
-
 // f.operator()<NT>(): tiles of 64 rows that hold N.
 template <class F>
 void visit_tiles(int64_t n, F&& f) {
@@ -303,6 +355,7 @@ void launch_persistent(void (*kernel)(P...), int threads, int64_t items, const T
 struct FastUpstream {
   const bf16_t* dy = {};                 // [tokens,H,P]
   const float *lse = {}, *through = {};  // [tokens,H]; through = R·dy, so δ = gate·through
+  const float* size = {};                // [tokens,H], the largest |dy|
 };
 // Where the gradients of q̂, ê or c go before they are summed: f32 [tokens,of,parts,width]. A part
 // is what `heads_per_part` neighbouring heads have added. Null: not wanted.
@@ -323,11 +376,12 @@ void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
 bool fast_path(const StateMemoryProblem& p);
 // What the device needs of it, and what that points at.
 struct FastView {
-  Tensor records, run_before, tile_before, before;
+  Tensor records, values, run_before, tile_before, before;
   FastProblem p = {};
 };
 // With the records of all memories, made by a kernel.
-FastView prepare(const StateMemoryProblem& problem);
+enum class Values { none, records };
+FastView prepare(const StateMemoryProblem& problem, Values values);
 void fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& r,
               const Tensor& lse);
 void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& lse,

@@ -7,28 +7,33 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// A warp per token: eight lanes per head, eight columns each.
+// R·dy and the largest |dy| of every row. A warp per token: eight lanes per head, eight columns
+// each.
 __global__ void __launch_bounds__(kThreads)
     through_kernel(const float* r, const bf16_t* dy, int64_t tokens, int heads, int width,
-                   float* through) {
+                   float* through, float* size) {
   const int lane = int(threadIdx.x) & 31, column = lane % 8 * 8;
   const int64_t warps = int64_t(gridDim.x) * kWarps;
   for (int64_t t = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5); t < tokens; t += warps) {
 #pragma unroll 4
     for (int first = 0; first < heads; first += 4) {
       const int head = first + lane / 8;
-      float sum = 0;
+      float sum = 0, largest = 0;
       if (head < heads && column < width) {
         const int64_t at = (t * heads + head) * width + column;
         float x[8], y[8];
         load_pack<float, 8>(x, r + at);
         load_pack<bf16_t, 8>(y, dy + at);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
+        for (int i = 0; i < 8; ++i) sum += x[i] * y[i], largest = fmaxf(largest, fabsf(y[i]));
       }
 #pragma unroll
-      for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
-      if (column == 0 && head < heads) through[t * heads + head] = sum;
+      for (int o = 1; o < 8; o *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, o));
+      }
+      if (column == 0 && head < heads)
+        through[t * heads + head] = sum, size[t * heads + head] = largest;
     }
   }
 }
@@ -129,13 +134,14 @@ void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& 
               const Tensor& upstream, const StateMemoryGradients& grads) {
   const bool wide = reinterpret_cast<uintptr_t>(upstream.raw()) % 16 == 0;
   const Tensor d_o = wide ? upstream : upstream.clone();
-  const FastView view = prepare(problem);
+  const FastView view = prepare(problem, Values::records);
   const FastProblem& p = view.p;
   const int64_t tokens = problem.batch() * problem.time();
   const Tensor through = Tensor::empty({tokens, p.heads}, DType::f32, r.device());
-  const FastUpstream u{ptr<bf16>(d_o), ptr<float>(lse), ptr<float>(through)};
+  const Tensor size = Tensor::empty_like(through);
+  const FastUpstream u{ptr<bf16>(d_o), ptr<float>(lse), ptr<float>(through), ptr<float>(size)};
   through_kernel<<<blocks_for(tokens, r), kThreads, 0, stream_of(r)>>>(
-      ptr<float>(r), u.dy, tokens, p.heads, p.p, ptr<float>(through));
+      ptr<float>(r), u.dy, tokens, p.heads, p.p, ptr<float>(through), ptr<float>(size));
   check_launch();
   if (grads.dgate) {
     const int64_t count = tokens * p.gate_heads;
@@ -144,10 +150,9 @@ void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& 
     check_launch();
   }
   if (grads.dq || grads.de || grads.dc) {
-    const int halves = p.n > 64 ? 2 : 1;
-    const int heads = heads_per_item(p, ceil_div(p.tiles * halves, 2), r);
+    const int heads = heads_per_item(p, ceil_div(p.tiles, 2), r);
     const Gradient dq(p, grads.dq, tokens, p.q_heads, p.n, heads, 1);
-    const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, halves);
+    const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, 1);
     const Gradient dc(p, grads.dc, tokens, p.c_heads, p.n, heads, 1);
     token_gradients(p, u, heads, dq.parts, de.parts, dc.parts, r);
     dq.finish(p, p.normalize ? p.q : nullptr, grads.dq);

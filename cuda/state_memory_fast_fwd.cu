@@ -4,8 +4,7 @@
 namespace ebb::gpu::state_memory {
 namespace {
 
-constexpr int kReaders = 8;  // warps, in two groups of 64 tokens each
-constexpr int kParts = kReaders / 4;
+constexpr int kReaders = 4 * kTokenParts;
 constexpr float kLn2 = 0.6931471805599453f;
 
 template <int NT>
@@ -52,16 +51,9 @@ struct TokenRows {
   }
   // The vectors of a head, and of those that share them.
   __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, const Lane& l) {
-    const auto load = [&](auto& a, const bf16_t* x, int of, int width) {
-      const bf16_t* at[2];
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        at[r] = token[r] < 0 ? nullptr : p.vector(x, token[r], head, of, width);
-      load_left(a, at[0], at[1], width, l);
-    };
-    load(q, p.q, p.q_heads, p.n);
-    load(e, p.e, p.e_heads, p.p);
-    load(c, p.c, p.c_heads, p.n);
+    load_rows(q, p, p.q, token, head, p.q_heads, p.n, l);
+    load_rows(e, p, p.e, token, head, p.e_heads, p.p, l);
+    load_rows(c, p, p.c, token, head, p.c_heads, p.n, l);
     float inverse_q[2], inverse_e[2], q_unit[2];
     inverse_rms(inverse_q, q, p.n, p);
     inverse_rms(inverse_e, e, p.p, p);
@@ -71,9 +63,13 @@ struct TokenRows {
     for (int r = 0; r < 2; ++r)
       logit_unit[r] = kLog2e * p.scale * inverse_q[r] * inverse_e[r] * q_unit[r];
   }
-  __device__ __forceinline__ void begin_head() {
+  __device__ __forceinline__ void begin_head(const FastProblem& p, int head, const bf16_t* base,
+                                             const Lane& l) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) row[r].largest = -INFINITY, row[r].total = 0.f;
+    for (int r = 0; r < 2; ++r) {
+      row[r].largest = -INFINITY, row[r].total = 0.f;
+      if (base && l.c == 0 && token[r] >= 0) fetch_ahead(base + p.row_at(token[r], head));
+    }
 #pragma unroll
     for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -123,10 +119,22 @@ struct TokenRows {
     }
   }
 
-  // WHOLE: P is 64.
+  // WHOLE: P is 64. What is read is asked for before anything is written.
   template <bool WHOLE>
   __device__ __forceinline__ void close(const FastProblem& p, int head, const bf16_t* base,
                                         bf16_t* o, float* g_r, float* lse, const Lane& l) const {
+    float gate[2];
+    unsigned before[2][8] = {};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      gate[r] = o && token[r] >= 0 ? p.gate_of(token[r], head) : 0.f;
+      if (base && token[r] >= 0)
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+          if (WHOLE || 8 * n < p.p)
+            before[r][n] = *reinterpret_cast<const unsigned*>(base + p.row_at(token[r], head) +
+                                                              2 * l.c + 8 * n);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (token[r] < 0) continue;
@@ -134,14 +142,7 @@ struct TokenRows {
       const float factor = sees ? value_unit[r] / row[r].total : 0.f;
       if (l.c == 0)
         lse[token[r] * p.heads + head] = sees ? kLn2 * (row[r].largest + log2f(row[r].total)) : 0.f;
-      const float gate = o ? p.gate_of(token[r], head) : 0.f;
       const int64_t at = p.row_at(token[r], head) + 2 * l.c;
-      unsigned before[8] = {};
-      if (base)
-#pragma unroll
-        for (int n = 0; n < 8; ++n)
-          if (WHOLE || 8 * n < p.p)
-            before[n] = *reinterpret_cast<const unsigned*>(base + at + 8 * n);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         if (!WHOLE && 8 * n >= p.p) break;
@@ -149,8 +150,9 @@ struct TokenRows {
         const float y = sees ? sum[n][2 * r + 1] * factor : 0.f;
         *reinterpret_cast<float2*>(g_r + at + 8 * n) = float2{x, y};
         if (o)
-          *reinterpret_cast<unsigned*>(o + at + 8 * n) = pack_bf16(
-              delta::low_half(before[n]) + gate * x, delta::high_half(before[n]) + gate * y);
+          *reinterpret_cast<unsigned*>(o + at + 8 * n) =
+              pack_bf16(delta::low_half(before[r][n]) + gate[r] * x,
+                        delta::high_half(before[r][n]) + gate[r] * y);
       }
     }
   }
@@ -166,45 +168,29 @@ __global__ void __launch_bounds__(kFedThreads, 1)
                    float* lse) {
   auto& s = swizzled_shared<ForwardShared<NT>>();
   constexpr int kStages = ForwardShared<NT>::kStages;
-  const int warp = int(threadIdx.x) >> 5, blocks = p.heads / heads_per_item;
+  const int warp = int(threadIdx.x) >> 5;
   if (threadIdx.x == 0) s.ring.init();
   __syncthreads();
-  const TokenTiles<kParts> tiles(p);
-  RingPlace<kStages> place;
-  const auto visits = [&](const TokenTile& tile) {
-    return max(tile.seen(0, p.run), tile.seen(64 * (kParts - 1), p.run));
-  };
   if (warp >= kReaders) {
     fetcher_registers();
     if (warp > kReaders) return;
-    each_item(tiles.count * blocks, [&](int64_t item) {
-      const TokenTile tile = tiles.at(p, item / blocks);
-      const int first = int(item % blocks) * heads_per_item, all = visits(tile);
-      for (int head = first; head < first + heads_per_item; ++head)
-        for (int i = 0; i < all; ++i, place.next()) {
-          place.wait_empty(s.ring);
-          fetch_runs<1>({{&s.memory[place.at], &p.record<NT>(tile.memory + i, head),
-                          MemoryRecord<NT>::kStreamed}},
-                        s.ring.full[place.at]);
-        }
+    fetch_memories(p, heads_per_item, s.ring, [&](int place, int64_t memory, int head) {
+      fetch_runs<1>({{&s.memory[place], &p.record<NT>(memory, head), MemoryRecord<NT>::kStreamed}},
+                    s.ring.full[place]);
     });
     return;
   }
   multiplier_registers();
   const Lane l;
   const int begin = 64 * (warp / 4);
+  RingPlace<kStages> place;
   TokenRows<NT> rows;
-  const auto changes = [&](int head, int of) { return head % (p.heads / of) == 0; };
-  each_item(tiles.count * blocks, [&](int64_t item) {
-    const TokenTile tile = tiles.at(p, item / blocks);
-    const int first = int(item % blocks) * heads_per_item;
-    const int mine = tile.seen(begin, p.run), all = visits(tile);
+  each_token_item(p, heads_per_item, [&](const TokenTile& tile, int first, int all) {
+    const int mine = tile.seen(begin, p.run);
     rows.open(p, tile, begin + 16 * (warp & 3), l);
     for (int head = first; head < first + heads_per_item; ++head) {
-      if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
-          changes(head, p.c_heads))
-        rows.load_vectors(p, head, l);
-      rows.begin_head();
+      if (mine > 0 && (head == first || p.opens_any(head))) rows.load_vectors(p, head, l);
+      rows.begin_head(p, head, base, l);
       if (mine > 0) {
         place.wait_full(s.ring);
         rows.begin_keys(s.memory[place.at]);
@@ -236,15 +222,14 @@ __global__ void __launch_bounds__(kFedThreads, 1)
 
 void fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& r,
               const Tensor& lse) {
-  const FastView view = prepare(problem);
+  const FastView view = prepare(problem, Values::none);
   const FastProblem& p = view.p;
-  const int64_t tiles = std::max(p.tiles, ceil_div(p.tiles_per_row, kParts) * p.cursor.count);
   const int64_t enough = 3 * int64_t(multiprocessors(r.device()));
   int heads = p.heads;
-  while (heads > 1 && (p.heads % heads != 0 || tiles * (p.heads / heads) < enough)) --heads;
+  while (heads > 1 && (p.heads % heads != 0 || token_items(p, heads) < enough)) --heads;
   visit_tiles(p.n, [&]<int NT>() {
-    launch_persistent<ForwardShared<NT>>(forward_kernel<NT>, kFedThreads, tiles * (p.heads / heads),
-                                         r, p, heads,
+    launch_persistent<ForwardShared<NT>>(forward_kernel<NT>, kFedThreads, token_items(p, heads), r,
+                                         p, heads,
                                          static_cast<const bf16_t*>(ptr<bf16>(problem.base)),
                                          ptr<bf16>(o), ptr<float>(r), ptr<float>(lse));
   });

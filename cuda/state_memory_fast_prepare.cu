@@ -16,9 +16,21 @@ __device__ __forceinline__ void load_eight(float (&x)[8], const T* row, int colu
   for (int i = 0; i < 8; ++i) x[i] = there && column + i < width ? to_float(row[column + i]) : 0.f;
 }
 
-// Block (memory, head): eight threads per row, eight columns each. 1 The rows' mean squares, or
-// without normalisation their largest entries. 2 The largest row of all, which sets the unit of
-// the values. 3 The record.
+// The largest value over the block, in every thread.
+__device__ __forceinline__ float block_max(float v, float (&s_parts)[kThreads / 32]) {
+  v = warp_max(v);
+  if ((threadIdx.x & 31) == 0) s_parts[threadIdx.x / 32] = v;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kThreads / 32; ++w) v = fmaxf(v, s_parts[w]);
+  __syncthreads();
+  return v;
+}
+
+// Block (memory, head): eight threads per row, eight columns each. 1 The rows' root mean squares,
+// or without normalisation their largest entries. 2 The largest row of all, which sets the unit of
+// the values; and where eps_row leaves all rows of Δ̂ small, the power of two that f16 wants. 3 The
+// record.
 template <class T, int NT>
 __global__ void __launch_bounds__(kThreads)
     record_kernel(FastProblem p, const T* memories, float eps_row, bool wide) {
@@ -27,12 +39,14 @@ __global__ void __launch_bounds__(kThreads)
   const int t = int(threadIdx.x), row = t / 8, chunk = t % 8;
   for (int64_t item = blockIdx.x; item < p.memories * p.heads; item += gridDim.x) {
     const T* from = memories + item * p.n * p.p;
-    float x[kPasses][8], size[kPasses], largest = 0;
+    float x[kPasses][8], size[kPasses], largest = 0, entry = 0;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {  // 1
       const int n = row + kRowsAtOnce * i;
       load_eight(x[i], from + int64_t(n) * p.p, 8 * chunk, n < p.n && 8 * chunk < p.p, p.p, wide);
-      float sum = 0;
+      float sum = 0, own = 0;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) own = fmaxf(own, fabsf(x[i][j]));
 #pragma unroll
       for (int j = 0; j < 8; ++j)
         sum = p.normalize ? sum + x[i][j] * x[i][j] : fmaxf(sum, fabsf(x[i][j]));
@@ -42,28 +56,31 @@ __global__ void __launch_bounds__(kThreads)
         sum = p.normalize ? sum + other : fmaxf(sum, other);
       }
       size[i] = p.normalize ? sqrtf(sum / float(p.p) + eps_row) : sum;
-      if (n < p.n) largest = fmaxf(largest, size[i]);
+      if (n < p.n) largest = fmaxf(largest, size[i]), entry = fmaxf(entry, own / size[i]);
     }
-    largest = warp_max(largest);  // 2
-    if ((t & 31) == 0) s_parts[t / 32] = largest;
-    __syncthreads();
-#pragma unroll
-    for (int w = 0; w < kThreads / 32; ++w) largest = fmaxf(largest, s_parts[w]);
-    __syncthreads();
-    const float power = power_to(largest, 6);
+    const float power = power_to(block_max(largest, s_parts), 6);  // 2
+    entry = block_max(entry, s_parts);
+    const float boost = p.normalize && entry < 0.0625f ? power_to(entry, 0) : 1.f;
     MemoryRecord<NT>& to = reinterpret_cast<MemoryRecord<NT>*>(p.records)[item];
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {  // 3
       const int n = row + kRowsAtOnce * i;
       const bool there = n < p.n;
-      const float rho = !there ? 0.f : p.normalize ? 1.f / size[i] : power;
+      const float rho = !there ? 0.f : p.normalize ? 1.f / size[i] : power, f = rho * boost;
       uint4 halves;
-      halves.x = pack_half(x[i][0] * rho, x[i][1] * rho);
-      halves.y = pack_half(x[i][2] * rho, x[i][3] * rho);
-      halves.z = pack_half(x[i][4] * rho, x[i][5] * rho);
-      halves.w = pack_half(x[i][6] * rho, x[i][7] * rho);
+      halves.x = pack_half(x[i][0] * f, x[i][1] * f);
+      halves.y = pack_half(x[i][2] * f, x[i][3] * f);
+      halves.z = pack_half(x[i][4] * f, x[i][5] * f);
+      halves.w = pack_half(x[i][6] * f, x[i][7] * f);
       store_word(reinterpret_cast<uint4*>(to.tile[n / 64].at(n % 64, 8 * chunk)), halves);
       const float inverse = !there ? 0.f : p.normalize ? size[i] * power : 1.f;
+      if (p.values) {  // from the halves, as the forward has them
+        const unsigned both = pack_half(inverse, inverse);
+        ValueRecord<NT>& values = reinterpret_cast<ValueRecord<NT>*>(p.values)[item];
+        store_word(reinterpret_cast<uint4*>(values.tile[n / 64].at(n % 64, 8 * chunk)),
+                   uint4{multiply_halves(halves.x, both), multiply_halves(halves.y, both),
+                         multiply_halves(halves.z, both), multiply_halves(halves.w, both)});
+      }
       const float next = __shfl_down_sync(0xffffffffu, inverse, 8);
       if (chunk == 0) {
         to.rho[n] = p.normalize ? rho : 1.f;
@@ -71,8 +88,8 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     if (t == 0) {
-      to.value_unit = inverse_power(power);
-      to.key_unit = p.normalize ? 1.f : inverse_power(power);
+      to.value_unit = inverse_power(power) * inverse_power(boost);
+      to.key_unit = inverse_power(p.normalize ? boost : power);
     }
   }
 }
@@ -94,7 +111,7 @@ bool fast_path(const StateMemoryProblem& p) {
          delta::scans_fit(p.q.device());
 }
 
-FastView prepare(const StateMemoryProblem& problem) {
+FastView prepare(const StateMemoryProblem& problem, Values values) {
   FastView v;
   const Device device = problem.q.device();
   const int64_t memories = problem.memories.size(0), batch = problem.batch(), time = problem.time();
@@ -126,6 +143,10 @@ FastView prepare(const StateMemoryProblem& problem) {
   visit_tiles(p.n, [&]<int NT>() {
     v.records = Tensor::empty({items, int64_t(sizeof(MemoryRecord<NT>))}, DType::u8, device);
     p.records = static_cast<unsigned char*>(v.records.raw());
+    if (values == Values::records) {
+      v.values = Tensor::empty({items, int64_t(sizeof(ValueRecord<NT>))}, DType::u8, device);
+      p.values = static_cast<unsigned char*>(v.values.raw());
+    }
     visit_compute(problem.memories.dtype(), [&]<class Host>() {
       const bool wide = p.p % 8 == 0 && aligned(problem.memories, 16);
       record_kernel<device_t<Host>, NT>

@@ -5,34 +5,40 @@
 namespace ebb::gpu::state_memory {
 namespace {
 
-constexpr int kReaders = 8, kMultiplyThreads = 32 * kReaders;
+constexpr int kReaders = 4 * kTokenParts, kMultiplyThreads = 32 * kReaders;
 
 template <int NT>
 struct TokenShared {
-  static constexpr int kStages = NT == 1 ? 6 : 4;
-  MemoryRecord<NT> memory[kStages];
-  // Each thread's own part of c and q: what registers cannot hold.
-  uint4 c[4][kMultiplyThreads], q[4][kMultiplyThreads];
-  float2 parts[2][2][64];  // logits and values of both halves of N, two turns
+  static constexpr int kStages = NT == 1 ? 6 : 3;
+  struct Stage {
+    MemoryRecord<NT> memory;
+    ValueRecord<NT> values;
+  };
+  Stage stage[kStages];
+  SwizzledTile q[kTokenParts][NT], c[kTokenParts][NT];  // f16 rows
+  // Each thread's own part of the f16 rows of e and dy, as left operands hold it.
+  uint4 e[4][kMultiplyThreads], dy[4][kMultiplyThreads];
+  // Of every token: logit_unit (base 2), and the units of its f16 rows of q, e, c, the first two
+  // times 1/rms; of the head: lse (base 2), R·dy, gate, the unit of its row of dy.
+  float4 units[64 * kTokenParts], numbers[64 * kTokenParts];
   Ring<kStages, kReaders> ring;
 };
 
-// What a row of tokens needs besides its vectors.
-struct RowState {
-  int64_t token;  // −1: not there
-  int visible;
-  float logit_unit, lse, gate, through;  // base 2; R·dy
-  float q_unit, e_unit, dy_unit;         // of the f16 rows, the first two times 1/rms
-};
+// Left operands of sums over memories are f16 rows e (or dy), below 2^8, times one factor per row
+// and memory. The factors are brought below 2^7 by a power of two per row, the lift, which falls
+// when a factor asks for it; what the row has summed falls with it.
+constexpr float kLargestFactor = 128.f, kFirstLift = 1.2089258196146292e24f;  // 2^80
 
-// 64 tokens and 64 of N: a warp has rows 16·warp + g and + g + 8 of them.
+// 64 tokens: a warp has rows 16·warp + g and + g + 8 of them.
 template <int NT>
 struct TokenGradients {
-  unsigned e[4][4], dy[4][4];          // f16 rows
-  float dq[8][4], dc[8][4], de[8][4];  // de: what these 64 of N give
-  RowState row[2];
-  float inverse_q[2], inverse_e[2];
-  int half, wide;  // which 64 of N, how many of them there are
+  using Shared = TokenShared<NT>;
+  using Stage = typename Shared::Stage;
+  float dq[NT][8][4], dc[NT][8][4], de[8][4];  // the first two times their rows' lifts
+  float q_lift[2], c_lift[2];
+  int64_t token[2];  // −1: not there
+  int visible[2];
+  int part, row;  // which 64 tokens; this lane's first row among all
 
   __device__ __forceinline__ static void clear(float (&x)[8][4]) {
 #pragma unroll
@@ -40,275 +46,320 @@ struct TokenGradients {
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[n][i] = 0.f;
   }
+  __device__ __forceinline__ static void clear(float (&x)[NT][8][4], float (&lift)[2]) {
+#pragma unroll
+    for (int t = 0; t < NT; ++t) clear(x[t]);
+    lift[0] = lift[1] = kFirstLift;
+  }
 
-  __device__ __forceinline__ void open(const FastProblem& p, const TokenTile& tile, int begin,
-                                       int which, const Lane& l) {
-    half = which, wide = min(64, p.n - 64 * half);
+  __device__ __forceinline__ void open(const FastProblem& p, const TokenTile& tile) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int at = begin + l.g + 8 * r;
+      const int at = row + 8 * r;
       const bool there = at < tile.rows;
-      row[r].token = there ? tile.first + at : -1;
-      row[r].visible = there ? tile.visible(at, p.run) : 0;
+      token[r] = there ? tile.first + at : -1;
+      visible[r] = there ? tile.visible(at, p.run) : 0;
     }
-  }
-  __device__ __forceinline__ void rows_of(const bf16_t* (&at)[2], const FastProblem& p,
-                                          const bf16_t* x, int head, int of, int width) const {
-#pragma unroll
-    for (int r = 0; r < 2; ++r)
-      at[r] = row[r].token < 0 ? nullptr : p.vector(x, row[r].token, head, of, width);
   }
   __device__ __forceinline__ static void put(uint4 (&s_to)[4][kMultiplyThreads],
                                              const unsigned (&x)[4][4]) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) s_to[k][threadIdx.x] = uint4{x[k][0], x[k][1], x[k][2], x[k][3]};
   }
-  // q, e and c of a head; q and c go to the thread's place in shared memory.
-  __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, TokenShared<NT>& s,
-                                               const Lane& l) {
-    const bf16_t* at[2];
-    float unit[2];
-    unsigned own[4][4];
-    rows_of(at, p, p.q, head, p.q_heads, p.n);
-    {  // norm and unit are those of all of N
-      unsigned all[4 * NT][4];
-      load_left(all, at[0], at[1], p.n, l);
-      inverse_rms(inverse_q, all, p.n, p);
-      to_half_rows(all, unit, 7);
+  // A left operand as the rows of tiles.
+  __device__ __forceinline__ void put(SwizzledTile (&s_to)[NT], const unsigned (&x)[4 * NT][4],
+                                      const Lane& l) const {
 #pragma unroll
-      for (int k = 0; k < 4; ++k)
+    for (int k = 0; k < 4 * NT; ++k)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) own[k][i] = half ? all[4 * (NT - 1) + k][i] : all[k][i];
-    }
-    put(s.q, own);
-    row[0].q_unit = unit[0], row[1].q_unit = unit[1];
-    rows_of(at, p, p.e, head, p.e_heads, p.p);
-    load_left(e, at[0], at[1], p.p, l);
-    inverse_rms(inverse_e, e, p.p, p);
-    to_half_rows(e, unit, 7);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      row[r].e_unit = unit[r] * inverse_e[r], row[r].q_unit *= inverse_q[r];
-      row[r].logit_unit = kLog2e * p.scale * row[r].q_unit * row[r].e_unit;
-    }
-    rows_of(at, p, p.c, head, p.c_heads, p.n);
-    load_left(own, at[0] ? at[0] + 64 * half : nullptr, at[1] ? at[1] + 64 * half : nullptr, wide,
-              l);
-    put(s.c, own);
+      for (int i = 0; i < 4; ++i)
+        *reinterpret_cast<unsigned*>(
+            s_to[k / 4].at((row & 63) + 8 * (i & 1), 16 * (k % 4) + 8 * (i >> 1)) + 2 * l.c) =
+            x[k][i];
   }
-  __device__ __forceinline__ void load_head(const FastProblem& p, const FastUpstream& u, int head,
-                                            const Lane& l) {
-    const bf16_t* at[2];
-    float unit[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int64_t token = row[r].token < 0 ? 0 : row[r].token;
-      at[r] = row[r].token < 0 ? nullptr : u.dy + p.row_at(token, head);
-      row[r].lse = kLog2e * u.lse[token * p.heads + head];
-      row[r].through = u.through[token * p.heads + head];
-      row[r].gate = p.gate_of(token, head);
-    }
-    load_left(dy, at[0], at[1], p.p, l);
-    to_half_rows(dy, unit, 7);
-    row[0].dy_unit = unit[0], row[1].dy_unit = unit[1];
-  }
-
-  // x = D ∘ 1/ρ, and its row dots with c.
-  __device__ __forceinline__ void scale_values(float (&x)[8][4], float (&dot)[2],
-                                               const MemoryRecord<NT>& m,
-                                               const uint4 (&s_c)[4][kMultiplyThreads],
+  // q, e and c of a head.
+  __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, Shared& s,
                                                const Lane& l) const {
-    dot[0] = dot[1] = 0.f;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 w =
-          *reinterpret_cast<const uint4*>(m.inverse_rho + m.rho_pair(8 * half + 4 * i, l.c));
-      const unsigned pairs[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const uint4 y = s_c[2 * i + k][threadIdx.x];
-        const unsigned c[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const float2 f = unpack_half(pairs[2 * k + j]);
-          float(&v)[4] = x[4 * i + 2 * k + j];
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            v[2 * r] *= f.x, v[2 * r + 1] *= f.y;
-            dot[r] += v[2 * r] * delta::low_half(c[2 * j + r]);
-            dot[r] += v[2 * r + 1] * delta::high_half(c[2 * j + r]);
-          }
-        }
-      }
+    float q_unit[2], e_unit[2], c_unit[2], inverse[2];
+    barrier_wait<128>(2 + part);  // what was there is done with
+    {
+      unsigned x[4 * NT][4];
+      load_rows(x, p, p.q, token, head, p.q_heads, p.n, l);
+      inverse_rms(inverse, x, p.n, p);
+      to_half_rows(x, q_unit, 7);
+      put(s.q[part], x, l);
+      q_unit[0] *= inverse[0], q_unit[1] *= inverse[1];
+      load_rows(x, p, p.c, token, head, p.c_heads, p.n, l);
+      to_half_rows(x, c_unit, 7);
+      put(s.c[part], x, l);
     }
-    dot[0] = quad_sum(dot[0]), dot[1] = quad_sum(dot[1]);
-  }
-  // Adds what the other half of N has.
-  __device__ __forceinline__ void exchange(float (&logit)[2], float (&value)[2],
-                                           float2 (&s_parts)[2][64], int first, const Lane& l) {
-    if constexpr (NT == 2) {
+    unsigned e[4][4];
+    load_rows(e, p, p.e, token, head, p.e_heads, p.p, l);
+    inverse_rms(inverse, e, p.p, p);
+    to_half_rows(e, e_unit, 7);
+    put(s.e, e);
+    e_unit[0] *= inverse[0], e_unit[1] *= inverse[1];
+    if (l.c == 0)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        if (l.c == 0) s_parts[half][first + l.g + 8 * r] = float2{logit[r], value[r]};
-      barrier_wait<kMultiplyThreads>(1);
+        s.units[row + 8 * r] =
+            float4{kLog2e * p.scale * q_unit[r] * e_unit[r], q_unit[r], e_unit[r], c_unit[r]};
+    publish_tiles();
+    barrier_wait<128>(2 + part);
+  }
+  __device__ __forceinline__ void load_head(const FastProblem& p, const FastUpstream& u, int head,
+                                            bool more, Shared& s, const Lane& l) const {
+    const bf16_t* at[2];
+    float unit[2], lse[2], through[2], gate[2];
+    unsigned dy[4][4];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float2 other = s_parts[half ^ 1][first + l.g + 8 * r];
-        // The same sum on both sides: halves in order.
-        logit[r] = half ? other.x + logit[r] : logit[r] + other.x;
-        value[r] = half ? other.y + value[r] : value[r] + other.y;
-      }
+    for (int r = 0; r < 2; ++r) {
+      const int64_t t = token[r] < 0 ? 0 : token[r];
+      at[r] = token[r] < 0 ? nullptr : u.dy + p.row_at(t, head);
+      lse[r] = u.lse[t * p.heads + head];
+      through[r] = u.through[t * p.heads + head];
+      gate[r] = p.gate_of(t, head);
     }
+    load_left(dy, at[0], at[1], p.p, l);
+    if (more && l.c == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (at[r]) fetch_ahead(at[r] + p.p);
+    to_half_rows(dy, unit, 7);
+    put(s.dy, dy);
+    __syncwarp();
+    if (l.c == 0)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        s.numbers[row + 8 * r] = float4{kLog2e * lse[r], through[r], gate[r], unit[r]};
+    __syncwarp();
   }
 
-  // One memory: 1 K' = q Δ̂ and D = dy Δ̂ᵀ; 2 their row dots; 3 w and dℓ; 4 de += dℓ K', dc += w D;
-  // 5 dq += dℓ F, F = e Δ̂ᵀ. release() when the record is done with.
-  template <class F>
-  __device__ __forceinline__ void take_in(const FastProblem& p, const MemoryRecord<NT>& m,
-                                          int index, TokenShared<NT>& s, int turn, int first,
-                                          const Lane& l, F&& release) {
-    const SwizzledTile& tile = m.tile[NT == 1 ? 0 : half];
-    float keys[8][4], values[8][4], logit[2], value[2];
-    unsigned q[4][4];
+  // x = a b of the tiles, [64,N] and [N,P], under way when this returns.
+  __device__ __forceinline__ void begin_product(float (&x)[8][4], const SwizzledTile (&a)[NT],
+                                                const SwizzledTile (&b)[NT]) const {
+    const int warp = int(threadIdx.x) >> 5 & 3;
+    warpgroup_begin();
+    multiply_half_tiles<true, Inner::last, Inner::first>(x, a[0], b[0], warp);
+#pragma unroll
+    for (int t = 1; t < NT; ++t)
+      multiply_half_tiles<false, Inner::last, Inner::first>(x, a[t], b[t], warp);
+    warpgroup_commit();
+  }
+  // x += (rows times factors) bᵀ, [64,P] and [N,P], under way when this returns.
+  __device__ __forceinline__ static void begin_sum(float (&x)[NT][8][4], unsigned (&a)[4][4],
+                                                   const uint4 (&s_rows)[4][kMultiplyThreads],
+                                                   const float (&factor)[2],
+                                                   const SwizzledTile (&b)[NT]) {
+    const unsigned f[2] = {pack_half(factor[0], factor[0]), pack_half(factor[1], factor[1])};
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const uint4 x = s.q[k][threadIdx.x];
-      q[k][0] = x.x, q[k][1] = x.y, q[k][2] = x.z, q[k][3] = x.w;
+      const uint4 y = s_rows[k][threadIdx.x];
+      a[k][0] = multiply_halves(y.x, f[0]), a[k][1] = multiply_halves(y.y, f[1]);
+      a[k][2] = multiply_halves(y.z, f[0]), a[k][3] = multiply_halves(y.w, f[1]);
     }
-    warpgroup_begin();  // 1
-    multiply_half_columns<true>(keys, q, tile);
-    warpgroup_commit();
-    multiply_half_rows<true>(values, dy, tile);
-    warpgroup_commit();
-    warpgroup_wait<1>();
-    settle(keys);
-    half_row_dots(logit, keys, e);  // 2
-    warpgroup_wait<0>();
-    settle(values);
-    scale_values(values, value, m, s.c, l);
-    exchange(logit, value, s.parts[turn & 1], first, l);
-    float weight[2], dlogit[2];
+    settle_left(a);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {  // 3; a token that sees one memory gives it weight 1 whatever
-      const RowState& x = row[r];
-      const bool sees = index < x.visible;
-      const float w =
-          sees ? x.gate * exp2_approximately(logit[r] * m.key_unit * x.logit_unit - x.lse) : 0.f;
-      const float unit = m.value_unit * x.dy_unit;
-      weight[r] = w * unit;
-      dlogit[r] =
-          sees && x.visible > 1 ? p.scale * m.key_unit * w * (value[r] * unit - x.through) : 0.f;
-    }
-    add_rows(de, keys, dlogit[0] * row[0].q_unit, dlogit[1] * row[1].q_unit, index);  // 4
-    settle(keys);
+    for (int t = 0; t < NT; ++t) settle(x[t]);
     warpgroup_begin();
-    multiply_half_rows<true>(keys, e, tile);
+#pragma unroll
+    for (int t = 0; t < NT; ++t) multiply_half_rows(x[t], a, b[t]);
     warpgroup_commit();
-    add_rows(dc, values, weight[0], weight[1], index);
-    warpgroup_wait<0>();
-    settle(keys);
-    release();
-    add_rows(dq, keys, dlogit[0] * row[0].e_unit, dlogit[1] * row[1].e_unit, index);  // 5
   }
-  // to += f x, but for rows that do not see: there x may be anything.
-  __device__ __forceinline__ void add_rows(float (&to)[8][4], const float (&x)[8][4], float f0,
-                                           float f1, int index) const {
+  // Row dots of sums [64,64] with f16 rows, over the quad.
+  __device__ __forceinline__ static void row_dots_with(float (&dot)[2], const float (&x)[8][4],
+                                                       const uint4 (&s_rows)[4][kMultiplyThreads]) {
+    float sum[2][2] = {};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const uint4 y = s_rows[k][threadIdx.x];
+      const unsigned pairs[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 v = unpack_half(pairs[i]);
+        const int n = 2 * k + (i >> 1), r = i & 1;
+        sum[r][0] += x[n][2 * r] * v.x;
+        sum[r][1] += x[n][2 * r + 1] * v.y;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) dot[r] = quad_sum(sum[r][0] + sum[r][1]);
+  }
+  // A row's factor, and its lift where that is too large for it.
+  __device__ __forceinline__ static void lower(float factor, float& lift, float (&x)[NT][8][4],
+                                               int r) {
+    if (fabsf(factor) * lift <= kLargestFactor) return;
+    const float to = power_to(fabsf(factor), 3), ratio = to * inverse_power(lift);
+    lift = to;
+#pragma unroll
+    for (int t = 0; t < NT; ++t)
+#pragma unroll
+      for (int n = 0; n < 8; ++n) x[t][n][2 * r] *= ratio, x[t][n][2 * r + 1] *= ratio;
+  }
+
+  // V·dy of a memory, with nothing beside it.
+  __device__ __forceinline__ void first_value(float (&value)[2], const Stage& of,
+                                              const Shared& s) const {
+    float x[8][4];
+    begin_product(x, s.c[part], of.values.tile);
+    warpgroup_wait<0>();
+    settle(x);
+    row_dots_with(value, x, s.dy);
+  }
+  // One memory whose V·dy is there: 1 K' = q Δ̂, its row dots with e, w and dℓ; 2 de += dℓ K'; 3
+  // dc += (w dy) Δᵀ, with V of the next memory begun beside it; 4 dq += (dℓ e) Δ̂ᵀ; 5 V·dy of the
+  // next. next(): its stage; release(): this one is done with.
+  template <bool MORE, class N, class F>
+  __device__ __forceinline__ void take_in(const FastProblem& p, const Stage& now, int index,
+                                          float (&value)[2], Shared& s, N&& next, F&& release) {
+    float x[8][4], logit[2], q_factor[2], c_factor[2];
+    unsigned a[4][4];
+    begin_product(x, s.q[part], now.memory.tile);  // 1
+    const float value_unit = now.memory.value_unit, key_unit = now.memory.key_unit;
+    warpgroup_wait<0>();
+    settle(x);
+    row_dots_with(logit, x, s.e);
+    bool above = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (index >= row[r].visible) continue;
-      const float f = r ? f1 : f0;
+      const float4 unit = s.units[row + 8 * r], own = s.numbers[row + 8 * r];
+      const bool sees = index < visible[r];
+      const float w = sees ? own.z * exp2_approximately(logit[r] * key_unit * unit.x - own.x) : 0.f;
+      const float v = value[r] * value_unit * own.w * unit.w;
+      // A token that sees one memory gives it weight 1 whatever.
+      const float dlogit = sees && visible[r] > 1 ? p.scale * key_unit * w * (v - own.y) : 0.f;
+      if (sees) {  // 2; else K' may be anything
+        const float f = dlogit * unit.y;
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
+        for (int n = 0; n < 8; ++n)
+          de[n][2 * r] += f * x[n][2 * r], de[n][2 * r + 1] += f * x[n][2 * r + 1];
+      }
+      q_factor[r] = dlogit * unit.z, c_factor[r] = w * value_unit * own.w;
+      above = above || !(fabsf(q_factor[r]) * q_lift[r] <= kLargestFactor &&
+                         fabsf(c_factor[r]) * c_lift[r] <= kLargestFactor);
+    }
+    if (__any_sync(0xffffffffu, above)) {
 #pragma unroll
-        for (int i = 2 * r; i < 2 * r + 2; ++i) to[n][i] += f * x[n][i];
+      for (int r = 0; r < 2; ++r) {
+        lower(q_factor[r], q_lift[r], dq, r);
+        lower(c_factor[r], c_lift[r], dc, r);
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) q_factor[r] *= q_lift[r], c_factor[r] *= c_lift[r];
+    begin_sum(dc, a, s.dy, c_factor, now.values.tile);  // 3
+    if constexpr (MORE) {
+      const Stage& then = next();
+      settle(x);
+      begin_product(x, s.c[part], then.values.tile);
+    }
+    warpgroup_wait<MORE ? 1 : 0>();                    // what a holds
+    begin_sum(dq, a, s.e, q_factor, now.memory.tile);  // 4
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int t = 0; t < NT; ++t) settle(dq[t]), settle(dc[t]);
+    release();
+    if constexpr (MORE) {
+      settle(x);
+      row_dots_with(value, x, s.dy);  // 5
     }
   }
 
-  // What heads of one group have added, to its place among the parts; and begins again.
-  __device__ __forceinline__ void flush(float (&x)[8][4], const TokenParts& to, int head,
-                                        int head_count, int extra, int extras, int column0,
-                                        int columns, const Lane& l) {
+  // What heads of one group have added, to its place among the parts.
+  __device__ __forceinline__ void flush(const float (&x)[8][4], const TokenParts& to, int head,
+                                        int head_count, int column0, int columns,
+                                        const float (&lift)[2], const Lane& l) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (row[r].token < 0 || !to.out) continue;
+      if (token[r] < 0 || !to.out) continue;
       const int group = head_count / to.of;
-      const int64_t part = int64_t(head % group / to.heads_per_part) * extras + extra;
+      const int64_t place = head % group / to.heads_per_part;
       float* at =
-          to.out + ((row[r].token * to.of + head / group) * to.parts + part) * to.width + column0;
+          to.out + ((token[r] * to.of + head / group) * to.parts + place) * to.width + column0;
+      const float unit = inverse_power(lift[r]);
 #pragma unroll
       for (int n = 0; n < 8; ++n)
         if (8 * n + 2 * l.c < columns)
-          *reinterpret_cast<float2*>(at + 8 * n + 2 * l.c) = float2{x[n][2 * r], x[n][2 * r + 1]};
+          *reinterpret_cast<float2*>(at + 8 * n + 2 * l.c) =
+              float2{x[n][2 * r] * unit, x[n][2 * r + 1] * unit};
     }
-    clear(x);
+  }
+  // After a head: of every gradient, if the next head (or item) adds to another.
+  __device__ __forceinline__ void close(const FastProblem& p, int head, bool end,
+                                        const TokenParts& to_q, const TokenParts& to_e,
+                                        const TokenParts& to_c, const Lane& l) {
+    const auto all = [&](float(&x)[NT][8][4], float(&lift)[2], const TokenParts& to) {
+#pragma unroll
+      for (int t = 0; t < NT; ++t)
+        flush(x[t], to, head, p.heads, 64 * t, min(64, p.n - 64 * t), lift, l);
+      clear(x, lift);
+    };
+    if (end || p.opens(head + 1, p.q_heads)) all(dq, q_lift, to_q);
+    if (end || p.opens(head + 1, p.c_heads)) all(dc, c_lift, to_c);
+    if (end || p.opens(head + 1, p.e_heads)) {
+      const float one[2] = {1.f, 1.f};
+      flush(de, to_e, head, p.heads, 0, p.p, one, l);
+      clear(de);
+    }
   }
 };
 
-// Item (tokens, block of heads): with NT = 1 two groups of warps have 64 tokens each; with NT = 2
-// both have the same 64 tokens, and each one half of N. Sums over the heads of a block stay in
-// registers; what they come to is one part of a gradient.
+// Sums over the heads of an item stay in registers; what they come to is one part of a gradient.
 template <int NT>
 __global__ void __launch_bounds__(kFedThreads, 1)
     token_kernel(FastProblem p, FastUpstream u, int heads_per_item, TokenParts dq, TokenParts de,
                  TokenParts dc) {
-  auto& s = swizzled_shared<TokenShared<NT>>();
-  constexpr int kStages = TokenShared<NT>::kStages, kParts = NT == 1 ? 2 : 1;
-  const int warp = int(threadIdx.x) >> 5, blocks = p.heads / heads_per_item;
+  using Shared = TokenShared<NT>;
+  auto& s = swizzled_shared<Shared>();
+  const int warp = int(threadIdx.x) >> 5;
   if (threadIdx.x == 0) s.ring.init();
   __syncthreads();
-  const TokenTiles<kParts> tiles(p);
-  RingPlace<kStages> place;
-  const auto visits = [&](const TokenTile& tile) {
-    return max(tile.seen(0, p.run), tile.seen(64 * (kParts - 1), p.run));
-  };
   if (warp >= kReaders) {
     fetcher_registers();
     if (warp > kReaders) return;
-    each_item(tiles.count * blocks, [&](int64_t item) {
-      const TokenTile tile = tiles.at(p, item / blocks);
-      const int first = int(item % blocks) * heads_per_item, all = visits(tile);
-      for (int head = first; head < first + heads_per_item; ++head)
-        for (int i = 0; i < all; ++i, place.next()) {
-          place.wait_empty(s.ring);
-          fetch_runs<1>({{&s.memory[place.at], &p.record<NT>(tile.memory + i, head),
-                          MemoryRecord<NT>::kStreamed}},
-                        s.ring.full[place.at]);
-        }
+    fetch_memories(p, heads_per_item, s.ring, [&](int place, int64_t memory, int head) {
+      auto& to = s.stage[place];
+      fetch_runs<2>({{&to.memory, &p.record<NT>(memory, head), MemoryRecord<NT>::kStreamed},
+                     {&to.values, &p.value_record<NT>(memory, head), int(sizeof(to.values))}},
+                    s.ring.full[place]);
     });
     return;
   }
   multiplier_registers();
   const Lane l;
-  const int group = warp / 4, begin = NT == 1 ? 64 * group : 0, row0 = 16 * (warp & 3);
+  RingPlace<Shared::kStages> place;
   TokenGradients<NT> rows;
-  rows.clear(rows.dq), rows.clear(rows.dc), rows.clear(rows.de);
-  int turn = 0;
-  const auto changes = [&](int head, int of) { return head % (p.heads / of) == 0; };
-  each_item(tiles.count * blocks, [&](int64_t item) {
-    const TokenTile tile = tiles.at(p, item / blocks);
-    const int first = int(item % blocks) * heads_per_item, last = first + heads_per_item;
-    const int mine = tile.seen(begin, p.run), all = visits(tile);
-    rows.open(p, tile, begin + row0, NT == 1 ? 0 : group, l);
+  rows.part = warp / 4, rows.row = 16 * warp + l.g;
+  rows.clear(rows.dq, rows.q_lift), rows.clear(rows.dc, rows.c_lift), rows.clear(rows.de);
+  each_token_item(p, heads_per_item, [&](const TokenTile& tile, int first, int all) {
+    const int last = first + heads_per_item, mine = tile.seen(64 * rows.part, p.run);
+    rows.open(p, tile);
     for (int head = first; head < last; ++head) {
-      if (head == first || changes(head, p.q_heads) || changes(head, p.e_heads) ||
-          changes(head, p.c_heads))
-        rows.load_vectors(p, head, s, l);
-      rows.load_head(p, u, head, l);
-      for (int i = 0; i < all; ++i, place.next()) {
+      if (mine > 0) {  // else the sums are zero
+        if (head == first || p.opens_any(head)) rows.load_vectors(p, head, s, l);
+        rows.load_head(p, u, head, head + 1 < last, s, l);
+        float value[2];
         place.wait_full(s.ring);
-        if (i < mine)
-          rows.take_in(p, s.memory[place.at], i, s, turn++, row0, l,
-                       [&] { place.release(s.ring); });
-        else
-          place.release(s.ring);
+        rows.first_value(value, s.stage[place.at], s);
+        RingPlace<Shared::kStages> next = place;
+        const auto release = [&] { place.release(s.ring); };
+        const auto next_stage = [&]() -> const typename Shared::Stage& {
+          next.next();
+          next.wait_full(s.ring);
+          return s.stage[next.at];
+        };
+        for (int i = 0; i + 1 < mine; ++i) {
+          rows.template take_in<true>(p, s.stage[place.at], i, value, s, next_stage, release);
+          place = next;
+        }
+        rows.template take_in<false>(p, s.stage[place.at], mine - 1, value, s, next_stage, release);
+        place.next();
       }
-      const bool end = head + 1 == last;
-      if (end || changes(head + 1, p.q_heads))
-        rows.flush(rows.dq, dq, head, p.heads, 0, 1, 64 * rows.half, rows.wide, l);
-      if (end || changes(head + 1, p.c_heads))
-        rows.flush(rows.dc, dc, head, p.heads, 0, 1, 64 * rows.half, rows.wide, l);
-      if (end || changes(head + 1, p.e_heads))
-        rows.flush(rows.de, de, head, p.heads, rows.half, NT, 0, p.p, l);
+      for (int i = mine; i < all; ++i, place.next()) {
+        place.wait_full(s.ring);
+        place.release(s.ring);
+      }
+      rows.close(p, head, head + 1 == last, dq, de, dc, l);
     }
   });
 }
@@ -318,12 +369,10 @@ __global__ void __launch_bounds__(kFedThreads, 1)
 void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
                      const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
                      const Tensor& on) {
-  const int64_t blocks = p.heads / heads_per_item;
   visit_tiles(p.n, [&]<int NT>() {
-    const int64_t dense = ceil_div(p.tiles_per_row, NT == 1 ? 2 : 1) * p.cursor.count;
     launch_persistent<TokenShared<NT>>(token_kernel<NT>, kFedThreads,
-                                       std::max(p.tiles, dense) * blocks, on, p, u, heads_per_item,
-                                       dq, de, dc);
+                                       token_items(p, heads_per_item), on, p, u, heads_per_item, dq,
+                                       de, dc);
   });
 }
 
