@@ -1,181 +1,317 @@
 // dplr in bf16 on tensor cores: what needs no state, chunk by chunk (cuda/dplr_fast.cuh).
 #include "cuda/delta_fast_inverse.cuh"
-#include "cuda/dplr_fast.cuh"
+#include "cuda/dplr_chunk.cuh"
 
 namespace ebb::gpu::low_rank {
 namespace {
 
+constexpr Inner kLast = Inner::last, kFirst = Inner::first;
+
+template <int PARTS>
 struct PrepareShared {
-  CentredTiles in;
-  SwizzledTile v, scores;     // V; A_rb
-  float m[64 * kInverseRow];  // −A_ab, then the inverse
-  CentredSums sums;
-
-  // After the products: parts of o and of the next state, and A_ak V.
-  __device__ __forceinline__ SwizzledTile& local() { return in.r; }
-  __device__ __forceinline__ SwizzledTile& y0() { return in.a; }
-  __device__ __forceinline__ SwizzledTile& added() { return in.k; }
+  CentredTiles in;    // W takes the place of A
+  SwizzledTile v, x;  // V; A_ak V, then U
+  SwizzledTile rk;    // A_rk
+  union {
+    GroupTotals total;
+    float m[64 * kInverseRow];  // −A_ab, then the inverse
+    SwizzledTile inverse;       // rounded
+  };
+  SumsOf<PARTS> sums;
 };
+// Blocks per multiprocessor.
+static_assert(3 * (sizeof(PrepareShared<1>) + 1024) <= 228 * 1024);
+static_assert(2 * (sizeof(PrepareShared<4>) + 1024) <= 228 * 1024);
 
-// γ_n and the ones that stand for β.
-__device__ __forceinline__ void write_total(const FastProblem& p, const CentredSums& s, Span span,
-                                            int64_t chunk, int hv) {
-  const int t = int(threadIdx.x);
-  float* g_total = p.total + p.total_at(chunk, hv);
-  if (t < p.key_dim) g_total[t] = s.from_start[0][t] * s.to_end[0][t];
-  if (t >= 64 && t < 128) g_total[p.key_dim + t - 64] = t - 64 < span.rows ? 1.f : 0.f;
+// Scores of rows in shared memory; PARTS = 4: with those inside a part given.
+template <int PARTS>
+__device__ __forceinline__ void multiply_scores(float (&x)[8][4], const SwizzledTile& left,
+                                                const SwizzledTile& right, const SumsOf<PARTS>& s,
+                                                const PartScores& inside, int warp, const Lane& l) {
+  if constexpr (PARTS == 4)
+    multiply_borders(x, left, right, s, inside, warp, l);
+  else
+    multiply_centred<PARTS>(x, left, right, s, warp, l);
 }
-
-// Rows of a tile to memory by the threads from 64 on, beside the two warps of the inverse.
-__device__ __forceinline__ void store_beside(bf16_t* g, int64_t stride, const SwizzledTile& s,
-                                             int rows, int cols) {
-  for (int i = int(threadIdx.x) - 64; i < 64 * 8; i += kFastThreads - 64) {
-    const int r = i >> 3, c = 8 * (i & 7);
-    if (r < rows && c < cols)
-      store_word(reinterpret_cast<uint4*>(g + r * stride + c),
-                 *reinterpret_cast<const uint4*>(s.at(r, c)));
-  }
-}
-
-// added = Vᵀ times K as it reaches the chunk's end.
-template <int HALVES>
-__device__ __forceinline__ void multiply_added(float (&added)[8][4], const PrepareShared& s,
-                                               int warp, const Lane& l) {
-  constexpr Inner kFirst = Inner::first;
-  warpgroup_begin();
-  if constexpr (HALVES == 2) {
-    multiply_tiles<true, kFirst, kFirst, 0, 2>(added, s.v, s.in.k, warp);
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle(added);
-    scale_between(added, s.sums, l);
-    settle(added);
-    warpgroup_begin();
-    multiply_tiles<false, kFirst, kFirst, 2, 4>(added, s.v, s.in.k, warp);
-  } else {
-    multiply_tiles<true, kFirst, kFirst>(added, s.v, s.in.k, warp);
-  }
-  warpgroup_commit();
-  warpgroup_wait<0>();
-  settle(added);
-  scale_columns(added, s.sums.to_end[1], l);
-}
-
-// x = scores times V.
-__device__ __forceinline__ void multiply_values(float (&x)[8][4], const PrepareShared& s) {
-  unsigned a[4][4];
-  values_as_left(a, x);
-  settle(a);
-  warpgroup_begin();
-  multiply_columns<true>(x, a, s.v);
-  warpgroup_commit();
-  warpgroup_wait<0>();
-  settle(x);
-}
-
-// The four warps of the reads: A_rb; its part of o, A_rk V, and of the next state, (K to the
-// end)ᵀV.
-template <int HALVES>
-__device__ __forceinline__ void read_products(PrepareShared& s, int warp, const Lane& l) {
-  const auto lower = [](int i, int j) { return j <= i; };
-  float x[8][4];
-  multiply_centred<HALVES>(x, s.in.r, s.in.b, s.sums, warp, l);
-  mask(x, 16 * warp, l, lower);
-  put_rows(s.scores, x, 16 * warp, l);
-  multiply_centred<HALVES>(x, s.in.r, s.in.k, s.sums, warp, l);
-  mask(x, 16 * warp, l, lower);
-  multiply_values(x, s);
-  meet_group(0);  // nobody else reads R
-  put_rows(s.local(), x, 16 * warp, l);
-  multiply_added<HALVES>(x, s, warp, l);
-  meet();
-  put_rows(s.added(), x, 16 * warp, l);
-}
-
-// The four warps of the low rank: −A_ab for the inverse; A_ak V.
-template <int HALVES>
-__device__ __forceinline__ void inner_products(PrepareShared& s, int warp, const Lane& l) {
-  float y0[8][4];
-  const auto below = [](int i, int j) { return j < i; };
-  multiply_centred<HALVES>(y0, s.in.a, s.in.b, s.sums, warp, l);
-  mask(y0, 16 * warp, l, below);
+// The warp's 16 rows of a tile in memory.
+__device__ __forceinline__ void store_rows(SwizzledTile& g, const float (&x)[8][4], int m0,
+                                           const Lane& l) {
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half)
-      *reinterpret_cast<float2*>(s.m + (16 * warp + l.g + 8 * half) * kInverseRow + 8 * n +
-                                 2 * l.c) = {-y0[n][2 * half], -y0[n][2 * half + 1]};
-  multiply_centred<HALVES>(y0, s.in.a, s.in.k, s.sums, warp, l);
-  mask(y0, 16 * warp, l, below);
-  multiply_values(y0, s);
-  meet_group(1);  // nobody else reads A
-  put_rows(s.y0(), y0, 16 * warp, l);
-  meet();
+      *reinterpret_cast<unsigned*>(g.at(m0 + l.g + 8 * half, 8 * n) + 2 * l.c) =
+          pack_bf16(x[n][2 * half], x[n][2 * half + 1]);
 }
 
-// Block (head, chunk − first) of two warpgroups. 1 centred rows, the scans' operands. 2 products. 3
-// the inverse by two warps; the others store. 4 the inverse stored. Without FORWARD only 1, and no
-// tiles. No loop over chunks: what all have in common would stay in registers.
-template <bool FORWARD, int HALVES>
-__global__ void __launch_bounds__(kFastThreads, 2) prepare_kernel(FastProblem p, int64_t first) {
-  auto& s = swizzled_shared<PrepareShared>();
+// x = scores times V.
+__device__ __forceinline__ void multiply_values(float (&x)[8][4], const SwizzledTile& v) {
+  unsigned a[4][4];
+  values_as_left(a, x);
+  settle(a);
+  warpgroup_begin();
+  multiply_columns<true>(x, a, v);
+  finish(x);
+}
+
+// The inverse rounded, zeros above its diagonal, in its place and to memory. By 128 threads.
+template <int PARTS>
+__device__ __forceinline__ void round_inverse(PrepareShared<PARTS>& s, SwizzledTile& g) {
+  uint4 rounded[4];
+  const int c = 8 * (int(threadIdx.x) & 7), r0 = int(threadIdx.x) >> 3;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = r0 + 16 * i;
+    float x[8] = {};
+    if (c <= r) load_pack<float>(x, s.m + r * kInverseRow + c);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) x[e] = c + e <= r ? x[e] : 0.f;
+    rounded[i] = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
+                  pack_bf16(x[6], x[7])};
+  }
+  meet_group(0);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    *reinterpret_cast<uint4*>(s.inverse.at(r0 + 16 * i, c)) = rounded[i];
+    store_word(reinterpret_cast<uint4*>(g.at(r0 + 16 * i, c)), rounded[i]);
+  }
+}
+
+// x = Σ over parts of 64/PARTS tokens of add(part), each times the decay between it and the ones
+// after it (FROM_LAST: before it): scale(part) is that over a part (PARTS = 2: between two).
+template <int PARTS, bool FROM_LAST, class Scale, class Add>
+__device__ __forceinline__ void sum_parts(float (&x)[8][4], Scale&& scale, Add&& add) {
+#pragma unroll
+  for (int i = 0; i < PARTS; ++i) {
+    const int part = FROM_LAST ? PARTS - 1 - i : i;
+    if (i > 0) {
+      scale(part);
+      settle(x);
+    }
+    warpgroup_begin();
+    add(part, i == 0);
+    finish(x);
+  }
+}
+// x += a b over the tokens of a part, or x = a b.
+template <int PARTS, Inner A>
+__device__ __forceinline__ void multiply_part(float (&x)[8][4], const SwizzledTile& a,
+                                              const SwizzledTile& b, int part, bool fresh,
+                                              int warp) {
+  constexpr int kSteps = 4 / PARTS;
+  const auto run = [&]<int PART>() {
+    if (PART != part) return;
+    if (fresh)
+      multiply_tiles<true, A, kFirst, PART * kSteps, PART * kSteps + kSteps>(x, a, b, warp);
+    else
+      multiply_tiles<false, A, kFirst, PART * kSteps, PART * kSteps + kSteps>(x, a, b, warp);
+  };
+  run.template operator()<0>();
+  if constexpr (PARTS > 1) run.template operator()<1>();
+  if constexpr (PARTS > 2) run.template operator()<2>(), run.template operator()<3>();
+}
+// f(decays [64]) for the decay over a part, or between two.
+template <int PARTS, class F>
+__device__ __forceinline__ void each_factor(const SumsOf<PARTS>& s, int part, F&& f) {
+  if constexpr (PARTS == 4) f(s.over[part]);
+  if constexpr (PARTS == 2) f(s.between[0]), f(s.between[1]);
+}
+
+// W of the warp's 16 tokens.
+template <int PARTS>
+__device__ __forceinline__ void multiply_reads(float (&w)[8][4], const PrepareShared<PARTS>& s,
+                                               int warp, const Lane& l) {
+  const auto scale = [&](const float* f) { scale_columns(w, f, l); };
+  sum_parts<PARTS, true>(
+      w, [&](int part) { each_factor<PARTS>(s.sums, part, scale); },
+      [&](int part, bool fresh) {
+        multiply_part<PARTS, kLast>(w, s.inverse, s.in.a, part, fresh, warp);
+      });
+  if constexpr (PARTS < 4) scale(s.sums.from_start[0]);
+}
+// B̄ᵀ W, the warp's 16 channels.
+template <int PARTS>
+__device__ __forceinline__ void multiply_move(float (&x)[8][4], const PrepareShared<PARTS>& s,
+                                              int warp, const Lane& l) {
+  const auto scale = [&](const float* f) { scale_rows(x, f, 16 * warp, l); };
+  sum_parts<PARTS, false>(
+      x, [&](int part) { each_factor<PARTS>(s.sums, part, scale); },
+      [&](int part, bool fresh) {
+        multiply_part<PARTS, kFirst>(x, s.in.b, s.in.a, part, fresh, warp);
+      });
+  if constexpr (PARTS < 4) scale(s.sums.to_end[1]);
+}
+// (K̄ᵀ V + B̄ᵀ U)ᵀ, the warp's 16 columns of V.
+template <int PARTS>
+__device__ __forceinline__ void multiply_added(float (&x)[8][4], const PrepareShared<PARTS>& s,
+                                               int warp, const Lane& l) {
+  const auto scale = [&](const float* f) { scale_columns(x, f, l); };
+  sum_parts<PARTS, false>(
+      x, [&](int part) { each_factor<PARTS>(s.sums, part, scale); },
+      [&](int part, bool fresh) {
+        multiply_part<PARTS, kFirst>(x, s.v, s.in.k, part, fresh, warp);
+        multiply_part<PARTS, kFirst>(x, s.x, s.in.b, part, false, warp);
+      });
+  if constexpr (PARTS < 4) scale(s.sums.to_end[1]);
+}
+
+// The first group: the inverse, most of it by two warps; W; what moves and what adds to the state.
+template <int PARTS>
+__device__ __forceinline__ void state_way(const FastProblem& p, PrepareShared<PARTS>& s, int64_t at,
+                                          const PartScores& ab, int warp, const Lane& l) {
+  const int m0 = 16 * warp;
+  float x[8][4];
+  multiply_scores<PARTS>(x, s.in.a, s.in.b, s.sums, ab, warp, l);
+  keep<Triangle::below>(x, m0, l);
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      *reinterpret_cast<float2*>(s.m + (m0 + l.g + 8 * half) * kInverseRow + 8 * n + 2 * l.c) = {
+          -x[n][2 * half], -x[n][2 * half + 1]};
+  meet_group(0);
+  if (warp < 2) invert_half(s.m, warp, l);
+  meet_group(0);
+  float r[4][4] = {};
+  if (warp < 2) merge<4>(r, s.m, 0, m0, l);
+  meet_group(0);
+  if (warp < 2) put_merged<4>(s.m, r, 0, m0, l);
+  meet_group(0);
+  round_inverse(s, p.inverse[at]);
+  publish_tiles();
+  meet();  // the inverse and A_ak V
+  multiply_reads<PARTS>(x, s, warp, l);
+  meet_group(0);  // nobody else reads A
+  put_rows(s.in.a, x, m0, l);
+  publish_tiles();
+  meet();  // W and U
+  unsigned move[4][4];
+  multiply_move<PARTS>(x, s, warp, l);
+  values_as_left(move, x);
+  multiply_added<PARTS>(x, s, warp, l);
+  meet_group(0);  // nobody else reads K and B
+  put_rows(s.in.b, move, m0, l);
+  put_rows(s.in.k, x, m0, l);
+  copy_rows(p.steps[at].move, s.in.b, m0);
+  copy_rows(p.terms[at].state, s.in.k, m0);
+}
+
+// The second: A_rb, A_ak V, A_rk; U; what reads the state and the rest of the outputs.
+template <int PARTS>
+__device__ __forceinline__ void read_way(const FastProblem& p, PrepareShared<PARTS>& s, int64_t at,
+                                         const PartScores (&inside)[3], int warp, const Lane& l) {
+  const int m0 = 16 * warp;
+  float x[8][4];
+  unsigned rb[4][4];
+  multiply_scores<PARTS>(x, s.in.a, s.in.k, s.sums, inside[0], warp, l);
+  keep<Triangle::below>(x, m0, l);
+  if constexpr (PARTS == 4) store_rows(p.scores[at].ak, x, m0, l);
+  multiply_values(x, s.v);
+  put_rows(s.x, x, m0, l);
+  multiply_scores<PARTS>(x, s.in.r, s.in.k, s.sums, inside[1], warp, l);
+  keep<Triangle::lower>(x, m0, l);
+  put_rows(s.rk, x, m0, l);
+  if constexpr (PARTS == 4) copy_rows(p.scores[at].rk, s.rk, m0);
+  multiply_scores<PARTS>(x, s.in.r, s.in.b, s.sums, inside[2], warp, l);
+  keep<Triangle::lower>(x, m0, l);
+  if constexpr (PARTS == 4) store_rows(p.scores[at].rb, x, m0, l);
+  values_as_left(rb, x);
+  publish_tiles();
+  meet();
+  warpgroup_begin();
+  multiply_tiles<true, kLast, kFirst>(x, s.inverse, s.x, warp);
+  finish(x);
+  meet_group(1);  // nobody else reads A_ak V
+  put_rows(s.x, x, m0, l);
+  publish_tiles();
+  meet();
+  settle(rb);
+  warpgroup_begin();
+  multiply_columns<true>(x, rb, s.in.a);
+  finish(x);
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float2 f =
+        *reinterpret_cast<const float2*>(&s.sums.from_start[part_of<PARTS>(warp)][8 * n + 2 * l.c]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 r = times(pair_at(s.in.r, m0, n, half, l), f);
+      x[n][2 * half] += r.x, x[n][2 * half + 1] += r.y;
+    }
+  }
+  __syncwarp();
+  put_rows(s.in.r, x, m0, l);
+  copy_rows(p.steps[at].read, s.in.r, m0);
+  settle(rb);
+  warpgroup_begin();
+  multiply_tiles<true, kLast, kFirst>(x, s.rk, s.v, warp);
+  multiply_columns(x, rb, s.x);
+  finish(x);
+  put_rows(s.inverse, x, m0, l);  // which nobody reads any more
+  copy_rows(p.terms[at].out, s.inverse, m0);
+}
+
+// Block (head, chunk from the last on − first) of two warpgroups. 1 rows with their decays; PARTS =
+// 4: scores inside the parts before that. 2 each group on its way. No loop over chunks: what all
+// have in common would stay in registers.
+template <int PARTS>
+__global__ void __launch_bounds__(kFastThreads, PARTS == 1 ? 3 : 2)
+    prepare_kernel(FastProblem p, int64_t first) {
+  auto& s = swizzled_shared<PrepareShared<PARTS>>();
   const Lane l;
-  const int hv = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
-  const int64_t chunk = first + blockIdx.y;
+  const int head = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
+  const int64_t chunk = p.by_place(p.chunks - 1 - (first + blockIdx.y));  // the first ones last
+  const int64_t at = p.tile_at(chunk, head);
   const Span span = span_of(p, chunk);
   if (span.rows == 0) return;
-  if (FORWARD) {
-    TilePlace().fetch(s.v, p.v + p.value_at(span.first, hv), p.value_stride(), span.rows,
-                      p.value_dim);
-    commit_copies();
+  fetch_keys(p, span, head, s.in);
+  commit_copies();
+  TilePlace().fetch(s.v, p.v + p.value_at(span.first, head), p.value_stride(), span.rows,
+                    p.value_dim);
+  commit_copies();
+  const bool state = threadIdx.x < kFastThreads / 2;
+  PartScores inside[3];
+  {
+    CentredRows<PARTS, PARTS == 4> rows(p, span, head, s.total, s.sums);  // 1
+    if constexpr (PARTS == 4) {
+      rows.keep_inputs(s.in);
+      rows.centre_leaf(p, span, head, s.in, s.sums);
+      __syncthreads();
+      multiply_leaves(inside[0], s.in.a, state ? s.in.b : s.in.k, s.sums, warp, l);
+      if (!state) multiply_leaves(inside[1], s.in.r, s.in.k, s.sums, warp, l);
+      if (!state) multiply_leaves(inside[2], s.in.r, s.in.b, s.sums, warp, l);
+      __syncthreads();
+    }
+    rows.centre(p, s.in);
   }
-  const CentredRows<HALVES> rows(p, span, hv, s.sums);  // 1
-  const int64_t operand = p.row_at(span.first + 8 * rows.warp, hv) * p.key_dim + rows.channel;
-  rows.centre(p, span, FORWARD ? &s.in : nullptr, [&](int i, float2 r, float2 a, float2, float2 b) {
-    const int64_t at = operand + i * p.key_dim;
-    const float2 minus = {-rows.from_start.x, -rows.from_start.y};
-    *reinterpret_cast<unsigned*>(p.queries + at) = pack_pair(times(r, rows.from_start));
-    *reinterpret_cast<unsigned*>(p.erased + at) = pack_pair(times(a, minus));
-    *reinterpret_cast<unsigned*>(p.kept + at) = pack_pair(times(b, rows.to_end));
-  });
-  write_total(p, s.sums, span, chunk, hv);
-  if (!FORWARD) return;
+  if (threadIdx.x < 64) {
+    const int t = int(threadIdx.x);
+    float decay = s.sums.from_start[0][t] * s.sums.to_end[0][t];
+    if constexpr (PARTS == 4) decay *= s.sums.over[0][t];
+    p.steps[at].decay[t] = decay;
+  }
   wait_copy_groups<0>();
   publish_tiles();
   __syncthreads();
-  if (threadIdx.x < kFastThreads / 2)  // 2
-    read_products<HALVES>(s, warp, l);
+  if (state)  // 2
+    state_way<PARTS>(p, s, at, inside[0], warp, l);
   else
-    inner_products<HALVES>(s, warp, l);
-  __syncthreads();
-  const int64_t row = p.row_at(span.first, hv);
-  invert_by_two_warps(s.m, [&] {  // 3
-    store_beside(p.scores + row * kChunk, kChunk, s.scores, span.rows, kChunk);
-    store_beside(p.y0 + row * p.value_dim, p.value_dim, s.y0(), span.rows, p.value_dim);
-    store_beside(p.out + p.value_at(span.first, hv), p.value_stride(), s.local(), span.rows,
-                 p.value_dim);
-    store_beside(p.add + p.state_at(chunk, hv), p.key_dim, s.added(), p.value_dim, p.key_dim);
-  });
-  __syncthreads();
-  for (int i = int(threadIdx.x); i < span.rows * 8; i += kFastThreads) {  // 4
-    const int r = i >> 3, c = 8 * (i & 7);
-    float out[8] = {};
-    if (c <= r) load_pack<float>(out, s.m + r * kInverseRow + c);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) out[e] = c + e <= r ? out[e] : 0.f;
-    store_pack<bf16_t>(p.a + (row + r) * kChunk + c, out);
-  }
+    read_way<PARTS>(p, s, at, inside, warp, l);
 }
 
 }  // namespace
 
-void fast_prepare(const FastProblem& p, bool forward, int halves, cudaStream_t stream) {
-  const auto kernel = halves == 2 ? (forward ? prepare_kernel<true, 2> : prepare_kernel<false, 2>)
-                                  : (forward ? prepare_kernel<true, 1> : prepare_kernel<false, 1>);
-  for (int64_t first = 0; first < p.chunks; first += kMostChunks) {
-    const dim3 grid(unsigned(p.value_heads), unsigned(std::min(p.chunks - first, kMostChunks)));
-    launch_fast<PrepareShared>(kernel, kFastThreads, grid, stream, p, first);
-  }
+void fast_prepare(const FastProblem& p, int parts, cudaStream_t stream) {
+  const auto launch = [&]<int PARTS>() {
+    for (int64_t first = 0; first < p.chunks; first += kMostChunks) {
+      const dim3 grid(unsigned(p.heads), unsigned(std::min(p.chunks - first, kMostChunks)));
+      launch_fast<PrepareShared<PARTS>>(prepare_kernel<PARTS>, kFastThreads, grid, stream, p,
+                                        first);
+    }
+  };
+  if (parts == 1) launch.template operator()<1>();
+  if (parts == 2) launch.template operator()<2>();
+  if (parts == 4) launch.template operator()<4>();
 }
 
 }  // namespace ebb::gpu::low_rank

@@ -162,7 +162,8 @@ std::vector<OpRow> dplr_rows(Draw& draw) {
         s.name == "extreme")
       row.cases.push_back(dplr_case(draw, s, false));
   }
-  // With a bound, on the GPU in bf16 by tensor cores.
+  // In bf16 on the GPU by tensor cores, here and above where sizes are multiples of 8 up to 64.
+  // With a bound:
   for (const DeltaCase& s :
        {DeltaCase{.name = "t1", .batch = 2, .key_dim = 64, .value_dim = 64},
         DeltaCase{
@@ -181,10 +182,20 @@ std::vector<OpRow> dplr_rows(Draw& draw) {
     row.cases.push_back(dplr_case(draw, s, true, -0.60653066));
   const DeltaCase bounded{
       .name = "t150_k64", .time = 150, .heads = 2, .key_dim = 64, .value_dim = 64};
-  for (const double bound : {-0.60653066, -4.0}) {
+  for (const double bound : {-0.60653066, -4.0, -9.0}) {
     row.cases.push_back(dplr_case(draw, bounded, true, bound));
-    row.cases.back().name += bound < -1 ? "_wide" : "";
+    row.cases.back().name += bound < -4 ? "_steep" : bound < -1 ? "_wide" : "";
   }
+  // Without one:
+  row.cases.push_back(dplr_case(draw, bounded, true));
+  row.cases.push_back(dplr_case(draw,
+                                {.name = "t150_k64_extreme",
+                                 .time = 150,
+                                 .heads = 2,
+                                 .key_dim = 64,
+                                 .value_dim = 64,
+                                 .decay = Decay::extreme},
+                                true));
   row.errors = dplr_errors();
   return {row};
 }
