@@ -42,97 +42,85 @@ __global__ void __launch_bounds__(kTileThreads)
   using Stage = WriteStage<T, SLABS>;
   auto& s = dynamic_shared<Shared>();
   constexpr int ld = row_length<T>(64), ld_v = row_length<T>(kScanColumns);
-  const int64_t tiles = (p.value_dim + kScanColumns - 1) / kScanColumns;
-  for (int64_t item = blockIdx.x; item < p.sequences * p.value_heads * tiles; item += gridDim.x) {
-    const int v0 = int(item % tiles) * kScanColumns, cols = min(kScanColumns, p.value_dim - v0);
-    const int h = int(item / tiles % p.value_heads);
-    const int64_t n = item / tiles / p.value_heads;
+  for (int64_t item = blockIdx.x; item < ScanShare::count(p); item += gridDim.x) {
+    const ScanShare at(p, item);
+    const int v0 = at.v0, cols = at.cols, h = at.head;
+    const int64_t n = at.n;
     const PieceWalk walk(p, n);
     Accumulator<T, kScanColumns> state[SLABS], run[MEMORY ? SLABS : 1];
     read_state(state, p.h0, n * p.value_heads + h, v0, p);
-    GateLoader loader;
-    if (walk.count > 0) {
-      fetch_gates(loader, p, walk.span(p, 0), h);
-      load_stage<T, SLABS>(p, walk.span(p, 0), h, v0, s.stage[0]);
-    }
-    for (int64_t i = 0; i < walk.count; ++i) {
-      Stage& now = s.stage[i % Shared::kStages];
-      const Span span = walk.span(p, i);
-      const int rows = (span.rows + 15) & ~15;
-      if (threadIdx.x < 32 && (loader.g[0] > 0.f || loader.g[1] > 0.f)) *p.positive_decay = 1;
-      loader.finish<T>(now.gates);
-      wait_copies();
-      __syncthreads();
-      const bool more = i + 1 < walk.count;
-      if (more) fetch_gates(loader, p, walk.span(p, i + 1), h);
-      if (more && Shared::kStages > 1)
-        load_stage<T, SLABS>(p, walk.span(p, i + 1), h, v0, s.stage[(i + 1) % Shared::kStages]);
-
+    const auto fetch = [&](GateLoader& loader, int64_t i) {
+      fetch_gates(loader, p, walk.span(p, i), h);
+    };
+    const auto load = [&](Stage& stage, int64_t i) {
+      load_stage<T, SLABS>(p, walk.span(p, i), h, v0, stage);
+    };
+    walk_chunks<T, Order::forward>(
+        s, walk.count, p.positive_decay, fetch, load, [&](Stage& now, int64_t i) {
+          const Span span = walk.span(p, i);
+          const int rows = (span.rows + 15) & ~15;
 #pragma unroll
-      for (int slab = 0; slab < SLABS; ++slab)  // 1
-        state[slab].put(s.state[slab], ld_v, [](int, int, float v) { return v; });
-      for (int at = int(threadIdx.x); at < kTileRows * kScanColumns; at += kTileThreads) {  // 2
-        const int r = at / kScanColumns;
-        T& v = now.v[r * ld_v + at % kScanColumns];
-        v = from_float<T>(to_float(v) * now.gates.tail[r] * now.gates.beta[r]);
-      }
-      if (!Stage::kAllSlabs) {
-        load_keys(p, span, h, 0, now.k[0]);
-        wait_copies();
-      }
-      __syncthreads();
-#pragma unroll
-      for (int slab = 0; slab < SLABS; ++slab)
-        store_state(p.states + p.state_at(walk.first + i, h), p, slab, v0, cols, s.state[slab]);
-      if (MEMORY) {
-        const int piece = int(i % p.pieces);
-        if (piece == 0)
-#pragma unroll
-          for (auto& m : run) m.clear();
-        if (p.partials)
-          each_state(run, v0, p,
-                     [&, to = p.partials + p.state_at(walk.first + i, h)](int64_t at, float v) {
-                       to[at] = from_float<T>(v);
-                     });
-      }
-
-#pragma unroll
-      for (int slab = 0; slab < SLABS; ++slab) {  // 3
-        if (!Stage::kAllSlabs && slab > 0) {
-          __syncthreads();
-          load_keys(p, span, h, slab, now.k[0]);
-          wait_copies();
-          __syncthreads();
-        }
-        const T* k = now.k[Stage::kAllSlabs ? slab : 0];
-        const float total = now.gates.total;
-        if (MEMORY) {
-          Accumulator<T, kScanColumns> written;
-          written.clear();
-          multiply<Stored::columns, Stored::rows>(written, k, ld, now.v, ld_v, rows);
-#pragma unroll
-          for (int e = 0; e < written.kCount; ++e) {
-            state[slab].v[e] = total * state[slab].v[e] + written.v[e];
-            run[slab].v[e] = total * run[slab].v[e] + written.v[e];
+          for (int slab = 0; slab < SLABS; ++slab)  // 1
+            state[slab].put(s.state[slab], ld_v, [](int, int, float v) { return v; });
+          for (int at = int(threadIdx.x); at < kTileRows * kScanColumns; at += kTileThreads) {  // 2
+            const int r = at / kScanColumns;
+            T& v = now.v[r * ld_v + at % kScanColumns];
+            v = from_float<T>(to_float(v) * now.gates.tail[r] * now.gates.beta[r]);
           }
-        } else {
-          state[slab].each([&](int, int, float& v) { v *= total; });
-          multiply<Stored::columns, Stored::rows>(state[slab], k, ld, now.v, ld_v, rows);
-        }
-      }
-      if (MEMORY && (i + 1) % p.pieces == 0)
-        each_state(run, v0, p,
-                   [&, first = p.state_at((walk.first + i) / p.pieces, h)](int64_t at, float v) {
-                     if (wide_contributions)
-                       wide_contributions[first + at] = v;
-                     else
-                       contributions[first + at] = from_float<T>(v);
-                   });
-      if (more && Shared::kStages == 1) {
-        __syncthreads();
-        load_stage<T, SLABS>(p, walk.span(p, i + 1), h, v0, now);
-      }
-    }
+          if (!Stage::kAllSlabs) {
+            load_keys(p, span, h, 0, now.k[0]);
+            wait_copies();
+          }
+          __syncthreads();
+#pragma unroll
+          for (int slab = 0; slab < SLABS; ++slab)
+            store_state(p.states + p.state_at(walk.first + i, h), p, slab, v0, cols, s.state[slab]);
+          if (MEMORY) {
+            const int piece = int(i % p.pieces);
+            if (piece == 0)
+#pragma unroll
+              for (auto& m : run) m.clear();
+            if (p.partials)
+              each_state(run, v0, p,
+                         [&, to = p.partials + p.state_at(walk.first + i, h)](int64_t at, float v) {
+                           to[at] = from_float<T>(v);
+                         });
+          }
+
+#pragma unroll
+          for (int slab = 0; slab < SLABS; ++slab) {  // 3
+            if (!Stage::kAllSlabs && slab > 0) {
+              __syncthreads();
+              load_keys(p, span, h, slab, now.k[0]);
+              wait_copies();
+              __syncthreads();
+            }
+            const T* k = now.k[Stage::kAllSlabs ? slab : 0];
+            const float total = now.gates.total;
+            if (MEMORY) {
+              Accumulator<T, kScanColumns> written;
+              written.clear();
+              multiply<Stored::columns, Stored::rows>(written, k, ld, now.v, ld_v, rows);
+#pragma unroll
+              for (int e = 0; e < written.kCount; ++e) {
+                state[slab].v[e] = total * state[slab].v[e] + written.v[e];
+                run[slab].v[e] = total * run[slab].v[e] + written.v[e];
+              }
+            } else {
+              state[slab].each([&](int, int, float& v) { v *= total; });
+              multiply<Stored::columns, Stored::rows>(state[slab], k, ld, now.v, ld_v, rows);
+            }
+          }
+          if (MEMORY && (i + 1) % p.pieces == 0)
+            each_state(
+                run, v0, p,
+                [&, first = p.state_at((walk.first + i) / p.pieces, h)](int64_t at, float v) {
+                  if (wide_contributions)
+                    wide_contributions[first + at] = v;
+                  else
+                    contributions[first + at] = from_float<T>(v);
+                });
+        });
     if (ht) write_state(ht, state, n * p.value_heads + h, v0, p);  // 4
     __syncthreads();
   }

@@ -33,11 +33,13 @@ struct TileMover {
   __device__ __forceinline__ explicit TileMover(int t) : r(t / 8), c(t % 8 * 8) {}
   __device__ __forceinline__ void fetch(SwizzledTile& s, const bf16_t* g, int64_t stride, int rows,
                                         int cols) const {
-    const bf16_t* from = g + r * stride + c;
-#pragma unroll
+    // Beside the copy engine only for ragged chunks: addresses must not take registers of others.
+    constexpr int kAtOnce = EBB_WGMMA ? 1 : 64 / kStep;
+#pragma unroll kAtOnce
     for (int i = 0; i < 64 / kStep; ++i) {
-      const bool valid = r + kStep * i < rows && c < cols;
-      copy_async_or_zero(s.at(r + kStep * i, c), valid ? from + kStep * i * stride : g, valid);
+      const int row = r + kStep * i;
+      const bool valid = row < rows && c < cols;
+      copy_async_or_zero(s.at(row, c), valid ? g + row * stride + c : g, valid);
     }
   }
   __device__ __forceinline__ void store(bf16_t* g, int64_t stride, const SwizzledTile& s, int rows,
@@ -57,12 +59,30 @@ struct TileMover {
   }
 };
 
-// A tile's rows m0... from left operands of one warp.
+// Columns 16k... of a tile's rows m0..., or all of them, from left operands of one warp.
+__device__ __forceinline__ void put_tile_columns(SwizzledTile& s, const unsigned (&x)[4], int m0,
+                                                 int k, const Lane& l) {
+  store_matrices<false>(s.at(m0 + l.low + 8 * l.odd, 16 * k + 8 * l.high), x);
+}
 __device__ __forceinline__ void put_tile_rows(SwizzledTile& s, const unsigned (&x)[4][4], int m0,
                                               const Lane& l) {
 #pragma unroll
-  for (int k = 0; k < 4; ++k)
-    store_matrices<false>(s.at(m0 + l.low + 8 * l.odd, 16 * k + 8 * l.high), x[k]);
+  for (int k = 0; k < 4; ++k) put_tile_columns(s, x[k], m0, k, l);
+}
+
+// Rows m0... of the warp, from a tile it has written itself.
+__device__ __forceinline__ void store_rows(bf16_t* g, int64_t stride, const SwizzledTile& s, int m0,
+                                           int rows, int cols) {
+  const int lane = int(threadIdx.x) & 31, c = lane % 8 * 8;
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = m0 + lane / 8 + 4 * i;
+    if (r < rows && c < cols)
+      store_word(reinterpret_cast<uint4*>(g + r * stride + c),
+                 *reinterpret_cast<const uint4*>(s.at(r, c)));
+  }
+  __syncwarp();
 }
 
 // Left operands [16 columns of V, 64 tokens] scaled by one factor per token, factor(t) for the pair

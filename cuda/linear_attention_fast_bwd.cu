@@ -128,7 +128,7 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
     written = {tile_map(p.dcontributions, v, runs, k * v, k, v, device), p.dcontributions, k * v, v,
                int(v)};
   reverse_scan(p, segments, {{q}, upstream, written, can_map({q, upstream})}, ptr<float>(dht),
-               ptr<bf16>(dstates), ptr<float>(grads.dh0), stream);
+               state_target(p, p.dstates, device), ptr<float>(grads.dh0), stream);
   if (p.chunks > 0) chunk_gradients(p, device, stream);
   sum_groups(dq_terms, grads.dq, parts);
   sum_groups(dk_terms, grads.dk, parts);

@@ -1,6 +1,6 @@
 // Gated linear attention in bf16 on tensor cores, forward: one scan with the gates and the read-out
 // (cuda/linear_attention_fast.cuh).
-#include "cuda/linear_attention_scan.cuh"
+#include "cuda/linear_attention_carry.cuh"
 #include "ops/rows.h"
 
 namespace ebb::gpu::linear_attention {
@@ -18,184 +18,141 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(FastAttention p) {
     LaneGates gates;
     gates.fetch(p, span, h);
     gates.apply_steps(p, span.rows, h);
-    gates.write(p, p.gates + item, nullptr);
+    GateRecord(p, gates).put(p.gates[item]);
   }
 }
 
 // ---- the scan with the read-out ----
 
-constexpr int kReadThreads = 384;
+// Four groups of four warps: one carries the state, two read out, every other chunk each, one
+// fetches and stores.
+constexpr int kReadThreads = 512;
 
 template <int SLABS>
 struct ReadShared {
-  static constexpr int kStages = SLABS == 1 ? 6 : 4;
-  ScanStage<SLABS, 2> stage[kStages];  // keys: q, k
-  SwizzledTile scores[2], out;         // P, o
-  SwizzledTile states[SLABS];          // [V,K]
+  static constexpr int kStages = SLABS == 1 ? 6 : 4, kKeys = 2;  // an even number of stages
+  ScanStage<SLABS, 2> stage[kStages];                            // keys: q, k
+  SwizzledTile states[2][SLABS], out[2];                         // [V,K], o
   alignas(16) FastGates gates[kStages];
   uint64_t arrived[kStages];
 };
 
-// The first group of four warps, 16 columns of V each; the state Sᵀ [V,K] in registers. Per chunk
-// 1 q S; S out meanwhile. 2 S = γ_n S + kᵀ (τ w v). 3 o = scale γ q S + P v.
-template <int SLABS>
-__device__ __forceinline__ void read_out(const FastAttention& p, const AttentionItem& item,
-                                         const AttentionSegments& cut, ReadShared<SLABS>& s,
-                                         Arrivals& arrivals, float* ht) {
-  constexpr int kUsers = 256 + kScanFetchThreads, kStored = 128 + kScanStoreThreads;
-  const Lane l;
-  const int warp = int(threadIdx.x) >> 5;
-  float state[SLABS][8][4];
-  read_begin<SLABS>(state, p, item, cut, p.h0, warp, l);
-  Turn turn;
-  for (int step = 0; step < item.steps; ++step) {
-    arrivals.wait(s.arrived, turn.at);
-    const ScanStage<SLABS, 2>& now = s.stage[turn.at];
-    const FastGates& gates = s.gates[turn.at];
-    unsigned sa[4 * SLABS][4], v[4][4], kept[4][4];
-    float out[8][4];
-    state_as_left<SLABS>(sa, state);  // 1
-    warpgroup_begin();
-    multiply_rows<true>(out, sa, now.keys[0][0]);
+// A warp's 16 rows of P = scale·(x∘Γ)·w below the diagonal, skip on it, as left operands.
+__device__ __forceinline__ void score_rows(unsigned (&to)[4][4], const float (&x)[8][4],
+                                           const FastGates& gates, float scale, float skip,
+                                           int warp, const Lane& l) {
+  const int r = 16 * warp + l.g;
+  const float high[2] = {gates.high[r], gates.high[r + 8]};
+  const float low[2] = {gates.low[r], gates.low[r + 8]};
 #pragma unroll
-    for (int j = 1; j < SLABS; ++j) multiply_rows(out, sa + 4 * j, now.keys[0][j]);
-    warpgroup_commit();
-    if (step > 0) barrier_wait<kStored>(kStateFree);
-    put_state<SLABS>(s.states, sa, warp);
-    barrier_arrive<kStored>(kStateReady);
-    load_values(v, now.v, warp, l);
-    scale_left(kept, v, l, [&](int t) {
-      const float2 tail = pair(gates.tail, t), weight = pair(gates.beta, t);
-      return float2{tail.x * weight.x, tail.y * weight.y};
-    });
-    scale_state<SLABS>(state, gates.total[0]);
-    warpgroup_begin();  // 2
+  for (int n = 0; n < 8; ++n) {
+    float y[4] = {};
+    const int c = 8 * n + 2 * l.c;
+    if (n <= 2 * warp + 1) {
+      const float2 h = pair(gates.high, c), d = pair(gates.low, c), weight = pair(gates.beta, c);
+      const float factor[2] = {scale * weight.x, scale * weight.y};
 #pragma unroll
-    for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], kept, now.keys[1][j]);
-    warpgroup_commit();
-    warpgroup_wait<1>();
-    settle(out);
-    scale_tokens(out, gates.gamma, p.scale, l);  // 3
-    settle(out);
-    barrier_wait<256>(kScoresReady + (step & 1));
-    warpgroup_begin();
-    multiply_rows(out, v, s.scores[step & 1]);
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle(out);
-    settle_state<SLABS>(state);
-    barrier_arrive<kUsers>(kStageDone + turn.at);
-    if (step + 2 < item.steps) barrier_arrive<256>(kScoresFree + (step & 1));
-    values_as_left(v, out);
-    if (step > 0) barrier_wait<kStored>(kOutFree);
-    put_values(s.out, v, warp);
-    barrier_arrive<kStored>(kOutReady);
-    turn.next<ReadShared<SLABS>::kStages>();
+      for (int e = 0; e < 4; ++e) {
+        const int half = e >> 1;
+        const float decay =
+            exp2_fast((high[half] - (e & 1 ? h.y : h.x)) + (low[half] - (e & 1 ? d.y : d.x)));
+        y[e] = factor[e & 1] * decay * x[n][e];
+      }
+    }
+    if (n >= 2 * warp) {  // on the diagonal, or above
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = r + 8 * (e >> 1), column = c + (e & 1);
+        y[e] = column < row ? y[e] : column == row ? y[e] + skip : 0.f;
+      }
+    }
+    to[n / 2][2 * (n & 1)] = pack_bf16(y[0], y[1]);
+    to[n / 2][2 * (n & 1) + 1] = pack_bf16(y[2], y[3]);
   }
-  if (ht && item.segment == cut.count - 1)
-    write_transposed<SLABS>(ht + item.state_at(p), state, p.key_dim, p.value_dim,
-                            item.v0 + 16 * warp, l);
 }
 
-// The second group: P = scale·(q kᵀ∘Γ)·w, skip on the diagonal, up to two chunks ahead.
+// A reading group, 16 tokens a warp. Per chunk 1 q kᵀ, q S. 2 P = scale·(q kᵀ∘Γ)·w, skip on the
+// diagonal. 3 o = scale γ q S + P v.
 template <int SLABS>
-__device__ __forceinline__ void write_scores(const FastAttention& p, const AttentionItem& item,
-                                             ReadShared<SLABS>& s, Arrivals& arrivals) {
-  constexpr int kUsers = 256 + kScanFetchThreads;
+__device__ __forceinline__ void read_out(const FastAttention& p, const AttentionItem& item,
+                                         ReadShared<SLABS>& s, Arrivals& arrivals, int side,
+                                         bf16_t* o) {
+  constexpr int kUsers = 256 + kScanFetchThreads, kStored = 256 + kScanStoreThreads;
   const Lane l;
-  const int warp = (int(threadIdx.x) >> 5) & 3, r = 16 * warp + l.g;
+  const int warp = (int(threadIdx.x) >> 5) & 3, m0 = 16 * warp, r = m0 + l.g;
   const float skip = p.skip ? p.skip[item.h] : 0.f;
-  Turn turn;
-  for (int step = 0; step < item.steps; ++step) {
+  Turn turn{side};
+  for (int step = side; step < item.steps; step += 2) {
     arrivals.wait(s.arrived, turn.at);
     const ScanStage<SLABS, 2>& now = s.stage[turn.at];
     const FastGates& gates = s.gates[turn.at];
-    float x[8][4];
-    warpgroup_begin();
+    float x[8][4], out[8][4];
+    warpgroup_begin();  // 1
     multiply_tiles<true, Inner::last, Inner::last>(x, now.keys[0][0], now.keys[1][0], warp);
 #pragma unroll
     for (int j = 1; j < SLABS; ++j)
       multiply_tiles<false, Inner::last, Inner::last>(x, now.keys[0][j], now.keys[1][j], warp);
     warpgroup_commit();
-    const float high[2] = {gates.high[r], gates.high[r + 8]};
-    const float low[2] = {gates.low[r], gates.low[r + 8]};
-    warpgroup_wait<0>();
+    barrier_wait<kStored>(kStateReady + side);
+    warpgroup_begin();
+    multiply_tiles<true, Inner::last, Inner::last>(out, now.keys[0][0], s.states[side][0], warp);
+#pragma unroll
+    for (int j = 1; j < SLABS; ++j)
+      multiply_tiles<false, Inner::last, Inner::last>(out, now.keys[0][j], s.states[side][j], warp);
+    warpgroup_commit();
+    warpgroup_wait<1>();
     settle(x);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      if (n > 2 * warp + 1) {  // above the diagonal
-        x[n][0] = x[n][1] = x[n][2] = x[n][3] = 0.f;
-        continue;
-      }
-      const int c = 8 * n + 2 * l.c;
-      const float2 h = pair(gates.high, c), d = pair(gates.low, c), weight = pair(gates.beta, c);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int half = e >> 1, row = r + 8 * half, column = c + (e & 1);
-        const float decay =
-            exp2_fast((high[half] - (e & 1 ? h.y : h.x)) + (low[half] - (e & 1 ? d.y : d.x)));
-        float& y = x[n][e];
-        y = column <= row ? p.scale * decay * (e & 1 ? weight.y : weight.x) * y : 0.f;
-        if (column == row) y += skip;
-      }
-    }
-    barrier_arrive<kUsers>(kStageDone + turn.at);
     unsigned a[4][4];
-    values_as_left(a, x);
-    if (step >= 2) barrier_wait<256>(kScoresFree + (step & 1));
-    put_tile_rows(s.scores[step & 1], a, 16 * warp, l);
-    publish_tiles();
-    barrier_arrive<256>(kScoresReady + (step & 1));
-    turn.next<ReadShared<SLABS>::kStages>();
-  }
-}
-
-// The storing warps: the state before each chunk, and o.
-template <int SLABS>
-__device__ __forceinline__ void store_out(const FastAttention& p, const AttentionItem& item,
-                                          ReadShared<SLABS>& s, bf16_t* o) {
-  constexpr int kStored = 128 + kScanStoreThreads;
-  const TileMover<kScanStoreThreads> mover(int(threadIdx.x) % kScanStoreThreads);
-  const int cols = p.value_dim - item.v0;
-  for (int step = 0; step < item.steps; ++step) {
-    const int64_t chunk = item.template chunk<false>(step);
-    const Span span = item.span(chunk);
-    bf16_t* state =
-        p.states + p.state_at(item.first_chunk + chunk, item.h) + int64_t(item.v0) * p.key_dim;
-    barrier_wait<kStored>(kStateReady);
+    score_rows(a, x, gates, p.scale, skip, warp, l);  // 2
+    const float gamma[2] = {p.scale * gates.gamma[r], p.scale * gates.gamma[r + 8]};
+    warpgroup_wait<0>();
+    settle(out);
+    if (step + 2 < item.steps) barrier_arrive<kStored>(kStateFree + side);
 #pragma unroll
-    for (int j = 0; j < SLABS; ++j)
-      mover.store(state + 64 * j, p.key_dim, s.states[j], cols, p.key_dim - 64 * j);
-    if (step + 1 < item.steps) barrier_arrive<kStored>(kStateFree);
-    barrier_wait<kStored>(kOutReady);
-    mover.store(o + p.value_at(span.first, item.h) + item.v0, p.value_stride(), s.out, span.rows,
-                cols);
-    if (step + 1 < item.steps) barrier_arrive<kStored>(kOutFree);
+    for (int n = 0; n < 8; ++n)  // 3
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[n][e] *= gamma[e >> 1];
+    settle(out);
+    warpgroup_begin();
+    multiply_columns(out, a, now.v);
+    warpgroup_commit();
+    warpgroup_wait<0>();
+    settle(out);
+    barrier_arrive<kUsers>(kStageDone + turn.at);
+    const Span span = item.span(item.template chunk<false>(step));
+    values_as_left(a, out);
+    put_tile_rows(s.out[side], a, m0, l);
+    store_rows(o + p.value_at(span.first, item.h) + item.v0, p.value_stride(), s.out[side], m0,
+               span.rows, p.value_dim - item.v0);
+    turn.next<ReadShared<SLABS>::kStages>(2);
   }
 }
 
 template <int SLABS, bool GATES>
 __global__ void __launch_bounds__(kReadThreads, 1)
     read_kernel(FastAttention p, AttentionSegments cut,
-                const __grid_constant__ ScanSources<2> sources, bf16_t* o, float* ht) {
+                const __grid_constant__ ScanSources<2> sources,
+                const __grid_constant__ TileTarget states, bf16_t* o, float* ht) {
   auto& s = swizzled_shared<ReadShared<SLABS>>();
   open_stages(s.arrived);
   Arrivals arrivals;
   if (threadIdx.x < 128) {
-    take_registers<240>();
-    each_attention_item<kReadThreads>(
-        p, cut, [&](const AttentionItem& item) { read_out<SLABS>(p, item, cut, s, arrivals, ht); });
-  } else if (threadIdx.x < 256) {
-    give_registers<152>();
-    each_attention_item<kReadThreads>(
-        p, cut, [&](const AttentionItem& item) { write_scores<SLABS>(p, item, s, arrivals); });
-  } else {
-    give_registers<112>();
+    take_registers<160>();
     each_attention_item<kReadThreads>(p, cut, [&](const AttentionItem& item) {
-      if (threadIdx.x < 256 + kScanFetchThreads)
+      carry_state<SLABS, Carry::forward, 128>(p, item, cut, s, arrivals, p.h0, ht);
+    });
+  } else if (threadIdx.x < 384) {
+    take_registers<136>();
+    const int side = threadIdx.x < 256 ? 0 : 1;
+    each_attention_item<kReadThreads>(
+        p, cut, [&](const AttentionItem& item) { read_out<SLABS>(p, item, s, arrivals, side, o); });
+  } else {
+    give_registers<80>();
+    each_attention_item<kReadThreads>(p, cut, [&](const AttentionItem& item) {
+      if (threadIdx.x < 384 + kScanFetchThreads)
         fetch_steps<256, false, false, SLABS, GATES>(p, item, sources, s);
       else
-        store_out<SLABS>(p, item, s, o);
+        store_states<SLABS, false, 128>(p, item, s, states);
     });
   }
 }
@@ -261,7 +218,8 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, c
   visit_fast_slabs(k, [&]<int SLABS>() {
     launch_fast<ReadShared<SLABS>>(own_gates ? read_kernel<SLABS, true> : read_kernel<SLABS, false>,
                                    kReadThreads, grid_of(AttentionItem::count(p, segments)), stream,
-                                   p, segments, sources, ptr<bf16>(o), ptr<float>(ht));
+                                   p, segments, sources, state_target(p, p.states, device),
+                                   ptr<bf16>(o), ptr<float>(ht));
   });
   if (contributions) write_contributions(p, segments, written, contributions, stream);
   return saved;

@@ -75,30 +75,35 @@ struct GradientShared : std::conditional_t<OWN, NoTiles, KeyTiles<SLABS>> {
   }
 };
 
-// A block's steps: items (chunk, group, part of its heads), their heads, tiles of V.
+// A block's steps: items (chunk, group, part of its heads), their heads, tiles of V. Their numbers
+// fit an int: the states of more would not fit a device.
 struct GradientWalk {
   const AttentionBackward& p;
-  int64_t item, chunk = 0;
+  int item, chunk = 0;
   int column = 0, head = 0, tile = 0;  // column of G·parts
   Span span = {0, 0};
 
   __device__ __forceinline__ explicit GradientWalk(const AttentionBackward& problem)
-      : p(problem), item(blockIdx.x) {
+      : p(problem), item(int(blockIdx.x)) {
     find();
   }
   __device__ __forceinline__ int columns() const { return p.heads * p.parts; }
-  __device__ __forceinline__ bool valid() const { return item < p.chunks * columns(); }
-  // Rows of equal length go side by side from their first chunks on: what the reverse scan has left
-  // last is read first, while the cache holds it.
-  __device__ __forceinline__ int64_t at_place(int64_t i) const {
-    if (p.chunk_before) return i;
-    return i % p.sequences * (p.chunks_per_row * p.pieces) + i / p.sequences;
-  }
-  // The item, or the next that has tokens.
+  __device__ __forceinline__ bool valid() const { return item < int(p.chunks) * columns(); }
+  // The item, or the next that has tokens. Rows of equal length go side by side from their first
+  // chunks on: what the reverse scan has left last is read first, while the cache holds it.
   __device__ __forceinline__ void find() {
-    for (; valid(); item += gridDim.x) {
-      chunk = at_place(item / columns()), column = int(item % columns());
-      span = chunk_span(p, chunk);
+    for (; valid(); item += int(gridDim.x)) {
+      const int place = item / columns();
+      column = item - place * columns();
+      if (p.chunk_before) {
+        chunk = place, span = chunk_span(p, chunk);
+      } else {
+        const int rows = int(p.sequences), n = place % rows, c = place / rows;
+        chunk = n * int(p.chunks_per_row) * p.pieces + c;
+        const int64_t left = p.cursor.time - int64_t(kChunk) * c;
+        span = {n * p.cursor.time + int64_t(kChunk) * c,
+                left <= 0 ? 0 : int(left < kChunk ? left : kChunk)};
+      }
       if (span.rows > 0) return;
     }
   }
@@ -106,7 +111,7 @@ struct GradientWalk {
     if (++tile < tiles()) return;
     tile = 0;
     if (++head < p.part_heads) return;
-    head = 0, item += gridDim.x;
+    head = 0, item += int(gridDim.x);
     find();
   }
   __device__ __forceinline__ int tiles() const { return AttentionItem::tile_count(p); }
@@ -168,7 +173,7 @@ struct GradientFetch {
         2 * SLABS * int(sizeof(SwizzledTile)), nullptr, nullptr, s.keys_arrived);
   }
   __device__ __forceinline__ void step(const GradientWalk& at, int stage) const {
-    const int64_t state = at.chunk * p.value_heads + at.h();
+    const int64_t state = int64_t(at.chunk) * p.value_heads + at.h();
     const Span span = at.span;
     auto& to = s.stage[stage];
     run(

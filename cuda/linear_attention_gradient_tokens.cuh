@@ -5,20 +5,6 @@
 
 namespace ebb::gpu::linear_attention {
 
-// Rows m0... of the warp, from a tile it has written itself.
-__device__ __forceinline__ void store_rows(bf16_t* g, int64_t stride, const SwizzledTile& s, int m0,
-                                           int rows, int cols) {
-  const int lane = int(threadIdx.x) & 31, c = lane % 8 * 8;
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int r = m0 + lane / 8 + 4 * i;
-    if (r < rows && c < cols)
-      store_word(reinterpret_cast<uint4*>(g + r * stride + c),
-                 *reinterpret_cast<const uint4*>(s.at(r, c)));
-  }
-  __syncwarp();
-}
 // dv of the warp's tokens.
 __device__ __forceinline__ void write_values(const AttentionBackward& p, SwizzledTile& by,
                                              const unsigned (&a)[4][4], const GradientWalk& at,
@@ -112,25 +98,26 @@ __device__ __forceinline__ void clear_slabs(float (&x)[SLABS][8][4]) {
     for (int e = 0; e < 4; ++e) x[n / 8][n % 8][e] = 0.f;
 }
 
-// A head's A, bias and the dt of a lane's tokens, asked for early.
+// A head's A, bias and the dt of a lane's tokens, asked for early and unread until write().
 struct LaneSteps {
-  float rate = 0, dt[2] = {};
+  float a = 0, offset = 0;
+  unsigned dt[2] = {};
 
   __device__ __forceinline__ LaneSteps(const AttentionBackward& p, Span span, int h) {
     if (!p.steps.dt) return;
-    rate = p.steps.rate(h);
-    const float offset = p.steps.offset(h);
+    a = p.steps.A[h], offset = p.steps.offset(h);
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = 2 * (int(threadIdx.x) & 31) + e;
-      if (i < span.rows) dt[e] = p.steps.raw(span.first + i, h) + offset;
+      if (i < span.rows) dt[e] = p.steps.bits(span.first + i, h);
     }
   }
   // ddt of a token from its dw and dg.
   __device__ __forceinline__ void write(const AttentionBackward& p, int e, int64_t at, float dw,
                                         float dg, float (&sums)[2]) const {
     float slope;
-    const float step = p.steps.step(dt[e], slope), ddt = slope * (dw + rate * dg);
+    const float step = p.steps.step(p.steps.value(dt[e]) + offset, slope);
+    const float ddt = slope * (dw + p.steps.rate_of(a) * dg);
     sums[0] += ddt, sums[1] += step * dg;
     if (!p.ddt) return;
     if (p.steps.wide)

@@ -20,9 +20,8 @@
 namespace ebb::gpu::linear_attention {
 
 inline constexpr int kScanFetchThreads = 64, kScanStoreThreads = 64;
-// Named barriers; up to six stages.
-enum ScanBarrier { kStageDone = 1, kScoresReady = 7, kScoresFree = 9, kStateReady = 11 };
-enum { kStateFree = 12, kOutReady = 13, kOutFree = 14 };  // of the scan with the read-out
+// Named barriers; up to six stages, states and their readers by parity of the step.
+enum ScanBarrier { kStageDone = 1, kStateReady = 7, kStateFree = 9 };
 
 // Roles need different numbers of registers, of 65,536 in all. Called by all four warps of a
 // group.
@@ -60,6 +59,59 @@ struct TileSource {
                 columns - column);
   }
 };
+
+#if EBB_WGMMA
+// By one thread: a tile to where it lies in a matrix, as far as it lies inside.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const SwizzledTile& tile,
+                                          int column, int head, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(
+          reinterpret_cast<uint64_t>(&map)),
+      "r"(column), "r"(head), "r"(row), "r"(shared_address(tile.s))
+      : "memory");
+}
+// Until what it has asked for so far has been read.
+__device__ __forceinline__ void wait_stores_read() {
+  asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+#endif
+// Where tiles of bf16 [heads, rows, columns] without gaps are written.
+struct TileTarget {
+  CUtensorMap map;
+  bf16_t* g;
+  int rows, columns;
+
+  // By the 64 storing threads: tiles side by side from row `at` on, or BELOW one another from
+  // column `at` on. They have been read when it returns.
+  template <bool BELOW, int SLABS>
+  __device__ __forceinline__ void store(const SwizzledTile (&tiles)[SLABS], int64_t h,
+                                        int at) const {
+    const int thread = int(threadIdx.x) % kScanStoreThreads;
+    if (EBB_WGMMA) {
+#if EBB_WGMMA
+      if (thread == 0) {
+#pragma unroll
+        for (int j = 0; j < SLABS; ++j)
+          store_box(map, tiles[j], BELOW ? at : 64 * j, int(h), BELOW ? 64 * j : at);
+        wait_stores_read();
+      }
+      __syncwarp();
+#endif
+    } else {
+      const TileMover<kScanStoreThreads> mover(thread);
+#pragma unroll
+      for (int j = 0; j < SLABS; ++j) {
+        const int row = BELOW ? 64 * j : at, column = BELOW ? at : 64 * j;
+        mover.store(g + (h * rows + row) * columns + column, columns, tiles[j], rows - row,
+                    columns - column);
+      }
+    }
+  }
+};
+TileTarget tile_target(bf16_t* g, int64_t heads, int64_t rows, int64_t columns, Device device);
+inline TileTarget state_target(const FastAttention& p, bf16_t* states, Device device) {
+  return tile_target(states, p.chunks * p.value_heads, p.value_dim, p.key_dim, device);
+}
 
 // What a scan reads: KEYS matrices of K channels, one of V, and with RUN the gradients of the
 // contributions [runs·H,K,V].
@@ -174,18 +226,24 @@ __device__ __forceinline__ void fetch_steps(const FastAttention& p, const Attent
   constexpr int kStages = Shared::kStages, kAll = USERS + kScanFetchThreads;
   const int thread = int(threadIdx.x) % kScanFetchThreads;
   const int64_t group = p.group(item.h);
-  LaneGates ahead;  // of the next step
-  if (GATES && thread >= 32 && item.steps > 0)
-    ahead.fetch(p, item.span(item.template chunk<REVERSE>(0)), item.h);
+  LaneGates ahead[2];  // of the next two steps, by parity
+  const auto fetch_gates = [&](LaneGates& to, int step) {
+    if (step < item.steps) to.fetch(p, item.span(item.template chunk<REVERSE>(step)), item.h);
+  };
+  if (GATES && thread >= 32) fetch_gates(ahead[0], 0), fetch_gates(ahead[1], 1);
   Turn turn;
   for (int step = 0; step < item.steps; ++step) {
     const int64_t chunk = item.template chunk<REVERSE>(step);
     const Span span = item.span(chunk);
-    LaneGates now = ahead;
+    GateRecord record;
     if (GATES && thread >= 32) {
-      if (step + 1 < item.steps)
-        ahead.fetch(p, item.span(item.template chunk<REVERSE>(step + 1)), item.h);
+      LaneGates now;
+      if (step & 1)
+        now = ahead[1], fetch_gates(ahead[1], step + 2);
+      else
+        now = ahead[0], fetch_gates(ahead[0], step + 2);
       now.apply_steps(p, span.rows, item.h);
+      record = GateRecord(p, now);
     }
     if (step >= kStages) barrier_wait<kAll>(kStageDone + turn.at);
     const bool begins = RUN && (step == 0 || (chunk + 1) % p.pieces == 0);  // a run, from its end
@@ -194,6 +252,10 @@ __device__ __forceinline__ void fetch_steps(const FastAttention& p, const Attent
     FastGates& gates = s.gates[turn.at];
     FastGates& g_gates = p.gates[(item.first_chunk + chunk) * p.value_heads + item.h];
     uint64_t* arrived = s.arrived + turn.at;
+    const auto put_record = [&](const GateRecord& record) {
+      record.put(gates);
+      if (item.v0 == 0) record.put(g_gates);
+    };
     // f(source, tile, head, row, column, rows) of all tiles.
     const auto each_tile = [&](auto&& f) {
 #pragma unroll
@@ -217,11 +279,11 @@ __device__ __forceinline__ void fetch_steps(const FastAttention& p, const Attent
                       int column, int) { source.ask(tile, h, row, column, arrived); });
 #endif
       } else {
-        if (GATES && thread >= 32) now.write(p, &gates, item.v0 == 0 ? &g_gates : nullptr);
+        if (GATES && thread >= 32) put_record(record);
         arrive(arrived);
       }
     } else {
-      if (GATES && thread >= 32) now.write(p, &gates, item.v0 == 0 ? &g_gates : nullptr);
+      if (GATES && thread >= 32) put_record(record);
       each_tile([&](const TileSource& source, SwizzledTile& tile, int64_t h, int64_t row,
                     int column, int rows) { source.copy(tile, h, row, column, rows); });
       if (!GATES) TileMover<kScanFetchThreads>(thread).fetch_gates(gates, g_gates);
@@ -280,7 +342,7 @@ void write_contributions(const FastAttention& p, const AttentionSegments& cut,
 // dstates [chunks,H,V,K]: (D+E)ᵀ after each chunk, from q, dO and the gradients of contributions
 // (or none); dh0 if wanted. dht, dh0 f32 [N,H,K,V] or null.
 void reverse_scan(const FastAttention& p, const AttentionSegments& cut,
-                  const ScanSources<1>& sources, const float* dht, bf16_t* dstates, float* dh0,
-                  cudaStream_t stream);
+                  const ScanSources<1>& sources, const float* dht, const TileTarget& dstates,
+                  float* dh0, cudaStream_t stream);
 
 }  // namespace ebb::gpu::linear_attention

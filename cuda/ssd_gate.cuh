@@ -27,12 +27,17 @@ struct StepSource {
         log_A(in.log_A) {}
 
 #ifdef __CUDACC__
-  __device__ __forceinline__ float raw(int64_t token, int h) const {
+  // A token's dt as it lies in memory: to ask for it early, as nothing waits for it until value().
+  __device__ __forceinline__ unsigned bits(int64_t token, int h) const {
     const int64_t at = token * stride + h;
-    return wide ? static_cast<const float*>(dt)[at]
-                : to_float(static_cast<const __nv_bfloat16*>(dt)[at]);
+    return wide ? static_cast<const unsigned*>(dt)[at] : static_cast<const unsigned short*>(dt)[at];
   }
-  __device__ __forceinline__ float rate(int h) const { return log_A ? -expf(A[h]) : A[h]; }
+  __device__ __forceinline__ float value(unsigned bits) const {
+    return __uint_as_float(wide ? bits : bits << 16);
+  }
+  __device__ __forceinline__ float raw(int64_t token, int h) const { return value(bits(token, h)); }
+  __device__ __forceinline__ float rate_of(float a) const { return log_A ? -expf(a) : a; }
+  __device__ __forceinline__ float rate(int h) const { return rate_of(A[h]); }
   __device__ __forceinline__ float offset(int h) const { return bias ? bias[h] : 0.f; }
   // Δ from dt + bias; `slope` receives dΔ/ddt.
   __device__ __forceinline__ float step(float y, float& slope) const {
