@@ -128,10 +128,9 @@ __device__ __forceinline__ void value_gradients(const FastChannelBackward& p, Sp
     for (int i = 0; i < kAtOnce; ++i) {
       const int64_t token = span.first + r0 + 16 * (i0 + i);
       if (r0 + 16 * (i0 + i) >= span.rows) continue;
-      const int64_t at = p.value_at(token, hv) + v0 + c;
-      v[i] = load_raw<bf16_t, 8>(p.v + at);
+      v[i] = load_raw<bf16_t, 8>(p.v + p.v_at(token, hv) + v0 + c);
       if constexpr (GATED)
-        load_pack(w[i], p.write + at);
+        load_pack(w[i], p.write + p.value_at(token, hv) + v0 + c);
       else
         w[i][0] = p.write_strength(token, hv);
     }
@@ -139,7 +138,6 @@ __device__ __forceinline__ void value_gradients(const FastChannelBackward& p, Sp
     for (int i = 0; i < kAtOnce; ++i) {
       const int r = r0 + 16 * (i0 + i);
       if (r >= span.rows) continue;
-      const int64_t at = p.value_at(span.first + r, hv) + v0 + c;
       float x[8], y[8], dv[8];
       load_pack(x, s_x.at(r, c));
       unpack(y, v[i]);
@@ -149,8 +147,8 @@ __device__ __forceinline__ void value_gradients(const FastChannelBackward& p, Sp
         y[e] *= x[e];
         sums[i0 + i] += y[e];
       }
-      if (p.dv) store_pack(p.dv + at, dv);
-      if (GATED && p.dwrite) store_pack(p.dwrite + at, y);
+      if (p.dv) store_pack(p.dv + p.dv_at(span.first + r, hv) + v0 + c, dv);
+      if (GATED && p.dwrite) store_pack(p.dwrite + p.value_at(span.first + r, hv) + v0 + c, y);
     }
   }
 }

@@ -96,8 +96,8 @@ __device__ __forceinline__ void add_columns(float (&out)[8][4], const SwizzledTi
 // By the warps that multiply. Per chunk: 1 K̂ S and Q̃ S; S out meanwhile. 2 Y = β V − K̂ S (β is 1
 // where V came with its gate). 3 V' = A Y. 4 S = Diag(γ_n) S + K̄ᵀ V', and o = Q̃ S + P V'; V' out
 // meanwhile, then o. At the end: 5 ht. ENDS: the state only, written for chain_segments. LOCAL: S
-// and o also gain what the chunk brings without the state.
-template <int SLABS, bool ENDS, bool LOCAL>
+// and o also gain what the chunk brings without the state. PLAIN: nothing is erased, V' = V.
+template <int SLABS, bool ENDS, bool LOCAL, bool PLAIN>
 __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segments& segments,
                      ScanShared<SLABS, 3, LOCAL>& s, Arrivals& arrivals, float* ht) {
   using Shared = ScanShared<SLABS, 3, LOCAL>;
@@ -115,36 +115,44 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
     state_as_left<SLABS>(sa, state);  // 1
     float y[8][4], out[8][4];
     warpgroup_begin();
-    multiply_state<SLABS>(y, sa, now.k());
-    warpgroup_commit();
+    if constexpr (!PLAIN) {
+      multiply_state<SLABS>(y, sa, now.k());
+      warpgroup_commit();
+    }
     if (!ENDS) {
       multiply_state<SLABS>(out, sa, now.q());
       warpgroup_commit();
       if (step >= 2) barrier_wait<256>(kFree + (step & 1));
       put_state<SLABS>(s.states[step & 1], sa, warp);
     }
-    load_values(v, now.v, warp, l);
-    warpgroup_wait<ENDS ? 0 : 1>();
-    settle(y);
-    const float* beta = now.numbers + p.key_dim;
+    load_values(PLAIN ? va : v, now.v, warp, l);
+    if constexpr (PLAIN) {
+      warpgroup_wait<0>();
+      settle(va);
+      decay_state<SLABS>(state, now.numbers, p.key_dim, l);
+    } else {
+      warpgroup_wait<ENDS ? 0 : 1>();
+      settle(y);
+      const float* beta = now.numbers + p.key_dim;
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {  // 2
-      const float2 b = *reinterpret_cast<const float2*>(beta + 8 * n + 2 * l.c);
-      const unsigned top = v[n / 2][2 * (n % 2)], bottom = v[n / 2][2 * (n % 2) + 1];
-      y[n][0] = b.x * low_half(top) - y[n][0], y[n][1] = b.y * high_half(top) - y[n][1];
-      y[n][2] = b.x * low_half(bottom) - y[n][2], y[n][3] = b.y * high_half(bottom) - y[n][3];
+      for (int n = 0; n < 8; ++n) {  // 2
+        const float2 b = *reinterpret_cast<const float2*>(beta + 8 * n + 2 * l.c);
+        const unsigned top = v[n / 2][2 * (n % 2)], bottom = v[n / 2][2 * (n % 2) + 1];
+        y[n][0] = b.x * low_half(top) - y[n][0], y[n][1] = b.y * high_half(top) - y[n][1];
+        y[n][2] = b.x * low_half(bottom) - y[n][2], y[n][3] = b.y * high_half(bottom) - y[n][3];
+      }
+      values_as_left(v, y);
+      float values[8][4];  // 3
+      warpgroup_begin();
+      multiply_rows<true>(values, v, now.a);
+      warpgroup_commit();
+      decay_state<SLABS>(state, now.numbers, p.key_dim, l);
+      if constexpr (LOCAL) add_rows(state[0], now.added, warp, l);
+      warpgroup_wait<0>();
+      settle(values);
+      values_as_left(va, values);
     }
-    values_as_left(v, y);
-    float values[8][4];  // 3
-    warpgroup_begin();
-    multiply_rows<true>(values, v, now.a);
-    warpgroup_commit();
-    decay_state<SLABS>(state, now.numbers, p.key_dim, l);
-    if constexpr (LOCAL) add_rows(state[0], now.added, warp, l);
-    warpgroup_wait<0>();
-    settle(values);
     if (!ENDS) settle(out);
-    values_as_left(va, values);
     warpgroup_begin();  // 4
     add_to_state<SLABS>(state, va, now.kept());
     warpgroup_commit();
@@ -175,7 +183,7 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
                             item.v0 + 16 * warp, l);
 }
 
-template <int SLABS, bool ENDS, bool LOCAL>
+template <int SLABS, bool ENDS, bool LOCAL, bool PLAIN>
 __global__ void __launch_bounds__(kScanThreads, 1)
     channel_scan_kernel(Channel<bf16_t> p, Segments segments,
                         const __grid_constant__ ScanMaps<3, LOCAL> maps, bf16_t* o, float* ht) {
@@ -183,23 +191,23 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   run_scan<SLABS, 3, ENDS, false>(
       p, segments, maps, s,
       [&](const ScanItem& item, Arrivals& arrivals) {
-        scan<SLABS, ENDS, LOCAL>(p, item, segments, s, arrivals, ht);
+        scan<SLABS, ENDS, LOCAL, PLAIN>(p, item, segments, s, arrivals, ht);
       },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
         const bf16_t* v = p.written ? p.written + p.row_at(token, item.hv) * p.value_dim
-                                    : p.v + p.value_at(token, item.hv);
-        return channel_source(p, v, p.written ? p.value_dim : p.value_stride(), item.hv, token,
-                              chunk);
+                                    : p.v + p.v_at(token, item.hv);
+        return channel_source(p, v, p.written ? p.value_dim : p.v_stride(), item.hv, token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 3, false, LOCAL>(p, item, s, p.values, o)
+        ScanStore<SLABS, 3, false, LOCAL>(p, item, s, p.values, o, p.value_stride())
             .run(ChunkStates{p, item, p.states});
       });
 }
 
 // By the warps that multiply; Dᵀ in registers. Per chunk, from the last: 1 dV' = K̄ D + Pᵀ dO; D out
 // meanwhile. 2 X = Aᵀ dV'. 3 D = Diag(γ_n) D + Q̃ᵀ dO − K̂ᵀ X; X out meanwhile. At the end: 4 dh0.
-template <int SLABS, bool ENDS>
+// PLAIN: nothing is erased, X = dV'.
+template <int SLABS, bool ENDS, bool PLAIN>
 __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& item,
                              const Segments& segments, ScanShared<SLABS, 3>& s,
                              Arrivals& arrivals) {
@@ -228,27 +236,31 @@ __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& i
     warpgroup_wait<0>();
     settle(dv);
     values_as_left(xa, dv);
-    float x[8][4];  // 2
-    warpgroup_begin();
-    multiply_columns<true>(x, xa, now.a);
-    warpgroup_commit();
-    decay_state<SLABS>(state, now.numbers, p.key_dim, l);
-    warpgroup_wait<0>();
-    settle(x);
-    values_as_left(xa, x);
     unsigned minus[4][4];  // −X
+    if constexpr (PLAIN) {
+      decay_state<SLABS>(state, now.numbers, p.key_dim, l);
+    } else {
+      float x[8][4];  // 2
+      warpgroup_begin();
+      multiply_columns<true>(x, xa, now.a);
+      warpgroup_commit();
+      decay_state<SLABS>(state, now.numbers, p.key_dim, l);
+      warpgroup_wait<0>();
+      settle(x);
+      values_as_left(xa, x);
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
+      for (int k = 0; k < 4; ++k)
 #pragma unroll
-      for (int e = 0; e < 4; ++e) minus[k][e] = xa[k][e] ^ 0x80008000u;
+        for (int e = 0; e < 4; ++e) minus[k][e] = xa[k][e] ^ 0x80008000u;
+    }
     if (!ENDS) {
       wait_for_values<kOuts>(step);
       put_values(results.values, xa, warp);
     }
-    settle(minus);
+    if constexpr (!PLAIN) settle(minus);
     warpgroup_begin();  // 3
     add_to_state<SLABS>(state, doa, now.q());
-    add_to_state<SLABS>(state, minus, now.k());
+    if constexpr (!PLAIN) add_to_state<SLABS>(state, minus, now.k());
     warpgroup_commit();
     if (!ENDS) barrier_arrive<256>(kReady + (step & 1));
     warpgroup_wait<0>();
@@ -263,7 +275,7 @@ __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& i
                             item.v0 + 16 * warp, l);
 }
 
-template <int SLABS, bool ENDS>
+template <int SLABS, bool ENDS, bool PLAIN>
 __global__ void __launch_bounds__(kScanThreads, 1)
     channel_reverse_kernel(ChannelBackward<bf16_t> p, Segments segments,
                            const __grid_constant__ ScanMaps<3> maps) {
@@ -271,14 +283,14 @@ __global__ void __launch_bounds__(kScanThreads, 1)
   run_scan<SLABS, 3, ENDS, true>(
       p, segments, maps, s,
       [&](const ScanItem& item, Arrivals& arrivals) {
-        reverse_scan<SLABS, ENDS>(p, item, segments, s, arrivals);
+        reverse_scan<SLABS, ENDS, PLAIN>(p, item, segments, s, arrivals);
       },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
         return channel_source(p, p.d_o + p.value_at(token, item.hv), p.value_stride(), item.hv,
                               token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 3, true>(p, item, s, p.x, nullptr).run(ChunkStates{p, item, p.dstates});
+        ScanStore<SLABS, 3, true>(p, item, s, p.x, nullptr, 0).run(ChunkStates{p, item, p.dstates});
       });
 }
 
@@ -290,14 +302,16 @@ void launch(void (*kernel)(P2...), const P& p, const Segments& segments,
                                            segments, maps, more...);
 }
 
-template <int SLABS, bool LOCAL>
+template <int SLABS, bool LOCAL, bool PLAIN>
 void run_segments(const Channel<bf16_t>& p, const Segments& segments,
                   const ScanMaps<3, LOCAL>& maps, bf16_t* o, float* ht, cudaStream_t stream) {
   if (segments.count > 1) {
-    launch<SLABS>(channel_scan_kernel<SLABS, true, LOCAL>, p, segments, maps, true, stream, o, ht);
+    launch<SLABS>(channel_scan_kernel<SLABS, true, LOCAL, PLAIN>, p, segments, maps, true, stream,
+                  o, ht);
     chain_segments(p, segments, p.h0, false, stream);
   }
-  launch<SLABS>(channel_scan_kernel<SLABS, false, LOCAL>, p, segments, maps, false, stream, o, ht);
+  launch<SLABS>(channel_scan_kernel<SLABS, false, LOCAL, PLAIN>, p, segments, maps, false, stream,
+                o, ht);
 }
 
 ScanMaps<3, true> with_local(const Channel<bf16_t>& p, const ScanMaps<3>& maps, Device device) {
@@ -314,13 +328,17 @@ ScanMaps<3, true> with_local(const Channel<bf16_t>& p, const ScanMaps<3>& maps, 
 
 }  // namespace
 
+bool channel_fast_sizes(const DeltaRuleProblem& p) {
+  return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
+         p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0;
+}
+
 bool channel_fast_path(const DeltaRuleProblem& p) {
   const auto aligned = [](const Tensor& t) {
     return !t.defined() || reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
   };
-  return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
-         p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0 && aligned(p.q) &&
-         aligned(p.k) && aligned(p.v) && aligned(p.g) && aligned(p.erase) && aligned(p.write);
+  return channel_fast_sizes(p) && aligned(p.q) && aligned(p.k) && aligned(p.v) && aligned(p.g) &&
+         aligned(p.erase) && aligned(p.write);
 }
 
 void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device device,
@@ -329,13 +347,16 @@ void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device de
   const Segments segments = cut_sequences(p, device, buffers);
   const ScanMaps<3> maps =
       p.written ? channel_maps(p, p.written, p.tokens * p.value_dim, p.value_dim, device)
-                : channel_maps(p, p.v, p.value_dim, p.value_stride(), device);
+                : channel_maps(p, p.v, p.value_dim, p.v_stride(), device);
   if (p.added) {
     const ScanMaps<3, true> more = with_local(p, maps, device);
-    return run_segments<1, true>(p, segments, more, o, ht, stream);
+    return run_segments<1, true, false>(p, segments, more, o, ht, stream);
   }
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
-    run_segments<SLABS, false>(p, segments, maps, o, ht, stream);
+    if (p.plain)
+      run_segments<SLABS, false, true>(p, segments, maps, o, ht, stream);
+    else
+      run_segments<SLABS, false, false>(p, segments, maps, o, ht, stream);
   });
 }
 
@@ -343,12 +364,15 @@ void channel_fast_reverse(const ChannelBackward<bf16_t>& p, Device device, cudaS
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
   const ScanMaps<3> maps = channel_maps(p, p.d_o, p.value_dim, p.value_stride(), device);
-  visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
+  const auto run = [&]<int SLABS, bool PLAIN>() {
     if (segments.count > 1) {
-      launch<SLABS>(channel_reverse_kernel<SLABS, true>, p, segments, maps, true, stream);
+      launch<SLABS>(channel_reverse_kernel<SLABS, true, PLAIN>, p, segments, maps, true, stream);
       chain_segments(p, segments, p.dht, true, stream);
     }
-    launch<SLABS>(channel_reverse_kernel<SLABS, false>, p, segments, maps, false, stream);
+    launch<SLABS>(channel_reverse_kernel<SLABS, false, PLAIN>, p, segments, maps, false, stream);
+  };
+  visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
+    p.plain ? run.template operator()<SLABS, true>() : run.template operator()<SLABS, false>();
   });
 }
 

@@ -7,7 +7,9 @@
 // a node and j in the left, e^{G_i−G_j} is the decay from the middle to i times that from j to the
 // middle, both at most 1, and the block is a product of matrices. At the leaves, 8 tokens, factors
 // refer to half of the leaf's decay; a token's log decay counts there as at least −16, so that
-// none leaves the range of bf16 (what is lost is below e^-16 of the exact score).
+// none leaves the range of bf16 (what is lost is below e^-16 of the exact score). P_ii has no decay
+// and is summed in f32 from q and k as they are: it is all that the first token reads, and where
+// q_0 and k_0 are nearly orthogonal a norm behind it would blow up what rounding left.
 //
 // A warp owns 8 tokens, a lane one of them and 16 of 64 channels: the order of channels inside a
 // product is free, and a lane's values are its fragments of either operand as they are.
@@ -152,28 +154,32 @@ __device__ __forceinline__ void store_row(bf16_t* g, const unsigned (&x)[kOwn / 
   if (channel + 8 < key_dim) reinterpret_cast<uint4*>(g)[1] = {x[4], x[5], x[6], x[7]};
 }
 
-// Row 8w+g of P and M, tile `column` of 8 tokens: put there by the first slab of K, else added.
+// Row 8w+g of P and, unless PLAIN, M, tile `column` of 8 tokens: put there by the first slab of K,
+// else added.
+template <bool PLAIN>
 __device__ __forceinline__ void put_tile(PrepareShared& s, const float (&x)[4], int warp,
                                          int column, bool add, const Lane& l) {
   const int at = (8 * warp + l.g) * kInverseRow + 8 * column + 2 * l.c;
   float2 *p = reinterpret_cast<float2*>(s.p + at), *m = reinterpret_cast<float2*>(s.m + at);
-  const float2 score = add ? *p : float2{}, inner = add ? *m : float2{};
+  const float2 score = add ? *p : float2{}, inner = add && !PLAIN ? *m : float2{};
   const int last = column == warp ? l.g : 8;
   *p = {2 * l.c <= last ? score.x + x[0] : 0.f, 2 * l.c + 1 <= last ? score.y + x[1] : 0.f};
+  if (PLAIN) return;
   *m = {2 * l.c < last ? inner.x + x[2] : 0.f, 2 * l.c + 1 < last ? inner.y + x[3] : 0.f};
 }
 // Its rows in the columns that `keys` holds.
+template <bool PLAIN>
 __device__ __forceinline__ void put_product(PrepareShared& s, const unsigned (&q)[kOwn / 2],
                                             const unsigned (&b)[kOwn / 2],
                                             const uint4 (&keys)[2][32], int warp, int column,
                                             bool add, const Lane& l) {
   float d[4] = {};
   multiply_keys(d, q, b, keys);
-  put_tile(s, d, warp, column, add, l);
+  put_tile<PLAIN>(s, d, warp, column, add, l);
 }
 
 // The leaf, from registers; sum and total as of sums_of.
-template <bool GATED>
+template <bool PLAIN, bool GATED>
 __device__ __forceinline__ void multiply_leaf(float (&d)[4], const Row<GATED>& row,
                                               const float (&sum)[kOwn],
                                               const float (&total)[kOwn]) {
@@ -186,13 +192,27 @@ __device__ __forceinline__ void multiply_leaf(float (&d)[4], const Row<GATED>& r
       const float first = sum[c] - 0.5f * total[c], second = sum[c + 1] - 0.5f * total[c + 1];
       const float up[2] = {exp2_fast(first), exp2_fast(second)};
       q[h] = pack_bf16(low_half(row.q[x]) * up[0], high_half(row.q[x]) * up[1]);
-      b[h] = pack_bf16(low_half(row.k[x]) * row.erase[GATED ? c : 0] * up[0],
-                       high_half(row.k[x]) * row.erase[GATED ? c + 1 : 0] * up[1]);
+      b[h] = PLAIN ? 0u
+                   : pack_bf16(low_half(row.k[x]) * row.erase[GATED ? c : 0] * up[0],
+                               high_half(row.k[x]) * row.erase[GATED ? c + 1 : 0] * up[1]);
       k[h] = pack_bf16(low_half(row.k[x]) * exp2_fast(-first),
                        high_half(row.k[x]) * exp2_fast(-second));
     }
     mma(d, {q[0], b[0], q[1], b[1]}, k[0], k[1]);
   }
+}
+
+// q_i·k_i of the lane's token, in f32: every lane of its quad has it.
+template <bool GATED>
+__device__ __forceinline__ float own_score(const Row<GATED>& row) {
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn / 2; ++i) {
+    sum = fmaf(low_half(row.q[i]), low_half(row.k[i]), sum);
+    sum = fmaf(high_half(row.q[i]), high_half(row.k[i]), sum);
+  }
+  sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+  return sum + __shfl_xor_sync(0xffffffffu, sum, 2);
 }
 
 // Right operands of the warp's tokens for the nodes in whose left half they lie; then k∘τ, stored.
@@ -221,40 +241,43 @@ __device__ __forceinline__ void right_operands(PrepareShared& s, const Row<GATED
 }
 
 // Left operands times what lies before, level by level; then scale q∘γ and b∘k∘γ, stored.
-template <bool SCORES, bool GATED>
+template <bool SCORES, bool PLAIN, bool GATED>
 __device__ __forceinline__ void left_operands(PrepareShared& s, const Row<GATED>& row,
                                               float (&head)[kOwn], int warp, int own, bool add,
                                               float scale, bf16_t* g_queries, bf16_t* g_erased,
                                               int channel, int key_dim, const Lane& l) {
-  unsigned q[kOwn / 2], b[kOwn / 2];
+  unsigned q[kOwn / 2], b[kOwn / 2] = {};
+  const auto erase = [&] {
+    if (!PLAIN) scaled_erase(b, row, head);
+  };
   if (warp & 1) {
     if (SCORES) {
-      scaled(q, row.q, head), scaled_erase(b, row, head);
-      put_product(s, q, b, s.keys[warp / 2], warp, warp - 1, add, l);
+      scaled(q, row.q, head), erase();
+      put_product<PLAIN>(s, q, b, s.keys[warp / 2], warp, warp - 1, add, l);
     }
     times(head, &s.total[warp - 1][own]);
   }
   if (warp & 2) {
     const int first = warp & 4;
     if (SCORES) {
-      scaled(q, row.q, head), scaled_erase(b, row, head);
+      scaled(q, row.q, head), erase();
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        put_product(s, q, b, s.keys[4 + first / 2 + j], warp, first + j, add, l);
+        put_product<PLAIN>(s, q, b, s.keys[4 + first / 2 + j], warp, first + j, add, l);
     }
     times(head, &s.total[first][own]), times(head, &s.total[first + 1][own]);
   }
   if (warp & 4) {
     if (SCORES) {
-      scaled(q, row.q, head), scaled_erase(b, row, head);
+      scaled(q, row.q, head), erase();
 #pragma unroll
-      for (int j = 0; j < 4; ++j) put_product(s, q, b, s.keys[8 + j], warp, j, add, l);
+      for (int j = 0; j < 4; ++j) put_product<PLAIN>(s, q, b, s.keys[8 + j], warp, j, add, l);
     }
     for (int i = 0; i < 4; ++i) times(head, &s.total[i][own]);
   }
   if (!g_queries) return;
-  scaled_erase(b, row, head);
-  store_row(g_erased, b, channel, key_dim);
+  erase();
+  if (!PLAIN) store_row(g_erased, b, channel, key_dim);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) head[i] *= scale;
   scaled(q, row.q, head);
@@ -297,7 +320,7 @@ __device__ __forceinline__ void write_written(const Channel<bf16_t>& p, Span spa
   for (int i = int(threadIdx.x) - first; i < span.rows * packs; i += kThreads - first) {
     const int r = i / packs, c = i % packs * 8;
     const int64_t from = p.value_at(span.first + r, hv) + c;
-    const uint4 v = *reinterpret_cast<const uint4*>(p.v + from);
+    const uint4 v = *reinterpret_cast<const uint4*>(p.v + p.v_at(span.first + r, hv) + c);
     const float4 w = *reinterpret_cast<const float4*>(p.write + from);
     const float4 y = *reinterpret_cast<const float4*>(p.write + from + 4);
     *reinterpret_cast<uint4*>(p.written + p.row_at(span.first + r, hv) * p.value_dim + c) = {
@@ -310,8 +333,9 @@ __device__ __forceinline__ void write_written(const Channel<bf16_t>& p, Span spa
 
 // Block (head, chunk) of eight warps. Per slab of 64 channels: 1 decays of the warp's tokens, and
 // its leaf. 2 right operands, k∘τ. 3 left operands and their products, q∘γ and b∘k∘γ. Then 4 A =
-// (I+M)⁻¹ by two warps; the others store P, and w∘V. 5 A stored.
-template <bool SCORES, bool GATED>
+// (I+M)⁻¹ by two warps; the others store P, and w∘V. 5 A stored. PLAIN: nothing is erased, so that
+// there is no b∘k∘γ, M and A.
+template <bool SCORES, bool GATED, bool PLAIN>
 __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
     channel_prepare_kernel(Channel<bf16_t> p) {
   auto& s = dynamic_shared<PrepareShared>();
@@ -332,14 +356,19 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
       if (SCORES && __any_sync(0xffffffffu, steep)) {
         load_decays(head, p, token, hv, channel, inside, kLeafLeast);
         sums_of(head, tail);
-        multiply_leaf(d, row, head, tail);
+        multiply_leaf<PLAIN>(d, row, head, tail);
         load_decays(head, p, token, hv, channel, inside, kLeast);
         sums_of(head, tail);
       } else {
         sums_of(head, tail);
-        if (SCORES) multiply_leaf(d, row, head, tail);
+        if (SCORES) multiply_leaf<PLAIN>(d, row, head, tail);
       }
-      if (SCORES) put_tile(s, d, warp, warp, slab > 0, l);
+      if (SCORES) {
+        const float score = own_score(row);
+        if (2 * l.c == l.g) d[0] = score;
+        if (2 * l.c + 1 == l.g) d[1] = score;
+        put_tile<PLAIN>(s, d, warp, warp, slab > 0, l);
+      }
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         tail[i] = exp2_fast(tail[i] - head[i]);
@@ -357,20 +386,26 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
                              p.key_dim);  // 2
       write_total(s, p, span, chunk, hv, slab);
       if (SCORES) __syncthreads();
-      left_operands<SCORES>(s, row, head, warp, own, slab > 0, p.scale,
-                            inside ? p.queries + at : nullptr, p.erased + at, channel, p.key_dim,
-                            l);  // 3
+      left_operands<SCORES, PLAIN>(s, row, head, warp, own, slab > 0, p.scale,
+                                   inside ? p.queries + at : nullptr, p.erased + at, channel,
+                                   p.key_dim,
+                                   l);  // 3
     }
     __syncthreads();
     if (!SCORES) continue;
     const int64_t square = p.row_at(span.first, hv) * kChunk;
-    invert_by_two_warps(s.m, [&] {  // 4
-      for (int i = int(threadIdx.x) - 64; i < span.rows * 8; i += kThreads - 64)
+    constexpr int kFirst = PLAIN ? 0 : 64;  // the others invert
+    const auto store = [&] {
+      for (int i = int(threadIdx.x) - kFirst; i < span.rows * 8; i += kThreads - kFirst)
         store_lower(p.scores + square, s.p, p.scale, i >> 3, 8 * (i & 7));
       if (GATED && p.written) write_written(p, span, hv, 64);
-    });
+    };
+    if constexpr (PLAIN)
+      store();
+    else
+      invert_by_two_warps(s.m, store);  // 4
     __syncthreads();
-    for (int i = int(threadIdx.x); i < span.rows * 8; i += kThreads)  // 5
+    for (int i = int(threadIdx.x); !PLAIN && i < span.rows * 8; i += kThreads)  // 5
       store_lower(p.a + square, s.m, 1.f, i >> 3, 8 * (i & 7));
     __syncthreads();
   }
@@ -381,11 +416,13 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
 void channel_fast_prepare(const Channel<bf16_t>& p, Prepare what, cudaStream_t stream) {
   const dim3 grid(unsigned(p.value_heads), unsigned(std::min<int64_t>(p.chunks, 65535)));
   const bool scores = what == Prepare::everything;
-  launch_fast<PrepareShared>(
-      p.erase  ? scores ? channel_prepare_kernel<true, true> : channel_prepare_kernel<false, true>
-       : scores ? channel_prepare_kernel<true, false>
-               : channel_prepare_kernel<false, false>,
-      kThreads, grid, stream, p);
+  launch_fast<PrepareShared>(p.plain   ? scores ? channel_prepare_kernel<true, false, true>
+                                                : channel_prepare_kernel<false, false, true>
+                               : p.erase ? scores ? channel_prepare_kernel<true, true, false>
+                                                  : channel_prepare_kernel<false, true, false>
+                               : scores ? channel_prepare_kernel<true, false, false>
+                                       : channel_prepare_kernel<false, false, false>,
+                             kThreads, grid, stream, p);
 }
 
 }  // namespace ebb::gpu::delta

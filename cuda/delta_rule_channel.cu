@@ -210,7 +210,8 @@ __global__ void __launch_bounds__(kTileThreads, 2) prepare_kernel(Channel<T> p) 
 
 }  // namespace
 
-ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads) {
+ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads,
+                              bool plain) {
   const Device device = p.v.device();
   const int64_t chunks = p.layout.chunk_count(p.batch(), p.time(), chunk_of(p));
   const Shape shape{p.value_heads(), p.batch() * p.time(), p.key_dim()};
@@ -218,7 +219,8 @@ ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradient
     const bool fits = place.defined() && place.numel() == shape.numel();
     return fits ? place.view(shape) : Tensor::empty(shape, p.v.dtype(), device);
   };
-  return {operand(grads.dq), operand(grads.dk), operand({}), Tensor(),
+  const Tensor queries = operand(grads.dq);
+  return {queries, plain ? queries : operand(grads.dk), operand({}), Tensor(),
           Tensor::empty({chunks, p.value_heads(), p.key_dim() + kChunk}, DType::f32, device)};
 }
 
@@ -231,6 +233,7 @@ Channel<device_t<T>> make_channel(const DeltaRuleProblem& p, const DeltaRuleSave
   d.queries = ptr<T>(operands.queries), d.erased = ptr<T>(operands.erased);
   d.kept = ptr<T>(operands.kept), d.written = ptr<T>(operands.written);
   d.total = ptr<float>(operands.total);
+  if (!p.v.is_contiguous()) d.value_step = token_step(p.v, 2);
   return d;
 }
 template Channel<float> make_channel<float>(const DeltaRuleProblem&, const DeltaRuleSaved&,

@@ -19,11 +19,19 @@ struct Channel : Problem<T> {  // here g is [tokens,HV,K]
   T* scores = {};                             // P [HV,tokens,C]
   T *queries = {}, *erased = {}, *kept = {};  // scale q∘γ, b∘k∘γ, k∘τ [HV,tokens,K]
   T* written = {};                            // w∘V [HV,tokens,V], or null
-  float* total = {};                          // γ_n, then β (1 where there is w) [chunks,HV,K+64]
+  bool plain = false;  // nothing is erased: the kernels on tensor cores leave K̂, M and A out
+  float* total = {};   // γ_n, then β (1 where there is w) [chunks,HV,K+64]
   // dplr: what a chunk adds to the state, transposed [chunks,HV,V,K], and to o [tokens,HV,V]
   // whatever the state is; null: nothing
   const T *added = {}, *local = {};
+  int64_t value_step = 0;  // elements between tokens of v, where they lie apart; else 0
 
+  __host__ __device__ int64_t v_stride() const {
+    return value_step ? value_step : this->value_stride();
+  }
+  __host__ __device__ int64_t v_at(int64_t t, int hv) const {
+    return t * v_stride() + int64_t(hv) * this->value_dim;
+  }
   __device__ __forceinline__ float erase_strength(int64_t t, int hv) const {
     return this->beta ? this->beta[t * this->value_heads + hv] : 0.f;
   }
@@ -52,6 +60,11 @@ struct ChannelBackward : Channel<T> {
   float* dwrite = {};                    // [tokens,HV,V]
   float* dbeta = {};                     // [slabs,tokens,HV]: what each slab of K adds
   float* dh0 = {};
+  int64_t dvalue_step = 0;  // of dv, as value_step
+
+  __host__ __device__ int64_t dv_at(int64_t t, int hv) const {
+    return t * (dvalue_step ? dvalue_step : this->value_stride()) + int64_t(hv) * this->value_dim;
+  }
 };
 
 __device__ __forceinline__ int own_sub() { return int(threadIdx.x) >> 6; }
@@ -134,7 +147,11 @@ __device__ __forceinline__ void load_square(const T* g_x, const Channel<T>& p, S
 struct ChannelOperands {
   Tensor queries, erased, kept, written, total;
 };
-ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads = {});
+// plain: on tensor cores and without erasing, where b∘k∘γ is neither written nor looked at (but its
+// place must be memory: that of the queries).
+ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradients& grads = {},
+                              bool plain = false);
+inline bool is_plain(const DeltaRuleProblem& p) { return !p.erase.defined() && !p.beta.defined(); }
 
 // The device's view. `chunk_before` and `operands` must outlive the launches.
 template <class T>
@@ -149,6 +166,7 @@ void prepare(const Channel<T>& p, Prepare what, cudaStream_t stream);
 // The same in bf16 on tensor cores (delta_fast_channel_prepare.cu, delta_fast_channel.cu), for
 // K <= 128, sizes that are multiples of 8 and chunks of 64. The operands then include w∘V; the
 // scans keep the states transposed, [chunks,HV,V,K].
+bool channel_fast_sizes(const DeltaRuleProblem& p);  // as far as q and v decide
 bool channel_fast_path(const DeltaRuleProblem& p);
 void channel_fast_prepare(const Channel<__nv_bfloat16>& p, Prepare what, cudaStream_t stream);
 void channel_fast_scan(const Channel<__nv_bfloat16>& p, __nv_bfloat16* o, float* ht, Device device,

@@ -207,6 +207,7 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
   const int64_t tokens = problem.batch() * problem.time(), slabs = ceil_div(k, 64);
   const int group = int(hv / problem.heads());
   const bool fast = saved.gates.defined();  // the states lie as [V,K]
+  const bool plain = fast && is_plain(problem);
   const bool aligned = reinterpret_cast<uintptr_t>(dense_d_o.raw()) % 16 == 0;
   const Tensor d_o = fast && !aligned ? dense_d_o.clone() : dense_d_o;
   const Tensor x = Tensor::empty(saved.values.shape(), dtype, device);
@@ -214,17 +215,19 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
   const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
   Tensor dbeta = grads.dbeta;
   if (dbeta && slabs > 1) dbeta = Tensor::empty({slabs, tokens, hv}, DType::f32, device);
-  const ChannelOperands operands = make_operands(problem, grads);
+  const ChannelOperands operands = make_operands(problem, grads, plain);
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(x);
   visit_compute(dtype, [&]<class Host>() {
     using T = device_t<Host>;
     Backward<T> p{make_channel<Host>(problem, saved, operands, before)};
+    p.plain = plain;
     p.d_o = ptr<Host>(d_o), p.dht = ptr<float>(dht);
     p.x = ptr<Host>(x), p.dstates = ptr<Host>(dstates);
     p.dq = group == 1 ? ptr<Host>(grads.dq) : nullptr;
     p.dk = group == 1 ? ptr<Host>(grads.dk) : nullptr;
     p.dv = ptr<Host>(grads.dv);
+    if (grads.dv && !grads.dv.is_contiguous()) p.dvalue_step = token_step(grads.dv, 2);
     p.dq_terms = ptr<float>(dq_terms), p.dk_terms = ptr<float>(dk_terms);
     p.dg = ptr<float>(grads.dg), p.dbeta = ptr<float>(dbeta), p.dh0 = ptr<float>(grads.dh0);
     p.derase = ptr<float>(grads.derase), p.dwrite = ptr<float>(grads.dwrite);

@@ -191,6 +191,10 @@ __global__ void __launch_bounds__(kTileThreads) read_kernel(Channel<T> p, T* o) 
 
 namespace ebb::gpu {
 
+bool channel_delta_rule_reads_rows(const DeltaRuleProblem& problem) {
+  return delta::channel_fast_sizes(problem);
+}
+
 DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& problem, const Tensor& o,
                                       const Tensor& ht) {
   using namespace delta;
@@ -200,18 +204,21 @@ DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& problem, const Ten
   const int64_t k = problem.key_dim(), v = problem.value_dim(), c = chunk_of(problem);
   const int64_t chunks = problem.layout.chunk_count(problem.batch(), problem.time(), c);
   const bool fast = channel_fast_path(problem);
-  DeltaRuleSaved saved{Tensor::empty({hv, tokens, c}, dtype, device),
+  const bool plain = fast && is_plain(problem);  // A is then not looked at
+  DeltaRuleSaved saved{plain ? Tensor() : Tensor::empty({hv, tokens, c}, dtype, device),
                        Tensor::empty({chunks, hv, fast ? v : k, fast ? k : v}, dtype, device),
                        Tensor::empty({hv, tokens, v}, dtype, device)};
   saved.scores = Tensor::empty({hv, tokens, c}, dtype, device);
-  ChannelOperands operands = make_operands(problem);
+  if (plain) saved.a = saved.scores;
+  ChannelOperands operands = make_operands(problem, {}, plain);
   if (fast) saved.gates = operands.total;  // tells backward how the states lie
   if (fast && problem.write) operands.written = Tensor::empty({hv, tokens, v}, dtype, device);
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(o);
   visit_compute(dtype, [&]<class Host>() {
     using T = device_t<Host>;
-    const Channel<T> p = make_channel<Host>(problem, saved, operands, before);
+    Channel<T> p = make_channel<Host>(problem, saved, operands, before);
+    p.plain = plain;
     if constexpr (sizeof(T) == 2)
       if (fast) {
         channel_fast_prepare(p, Prepare::everything, stream);

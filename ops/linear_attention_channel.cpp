@@ -111,14 +111,15 @@ Tensor channel_linear_attention_step(const Tensor& q, const Tensor& k, const Ten
         state.shape());
   DeltaRuleProblem p{q.contiguous(), {}, v.contiguous(), g.contiguous(), {}};
   p.k = key_of(k, p.q, p.g);
-  for (Tensor* t : {&p.q, &p.k, &p.v, &p.g}) *t = t->unsqueeze(1);
-  p.scale = scale;
   const Tensor o = Tensor::empty(v.shape(), v.dtype(), v.device());
   state.bump_version();  // before writing: read-only memory is refused here
-  if (kWithCuda && o.on_cuda())
-    gpu::channel_delta_rule_step(p, state, o);
-  else
-    cpu::channel_linear_attention_step(p, state, o);
+  if (kWithCuda && o.on_cuda()) {
+    gpu::delta_rule_step(step_of(op, p.q, p.k, p.v, p.g, {.scale = scale}), state, o);
+    return o;
+  }
+  for (Tensor* t : {&p.q, &p.k, &p.v, &p.g}) *t = t->unsqueeze(1);
+  p.scale = scale;
+  cpu::channel_linear_attention_step(p, state, o);
   return o;
 }
 

@@ -68,6 +68,25 @@ TEST_P(ChannelLinearAttention, SharedKey) {
   }
 }
 
+// A first token reads nothing but its own value, times q·k. Where the two are nearly orthogonal, a
+// score from rounded products of decays is noise, which the norm of a model blows up to full size.
+TEST_P(ChannelLinearAttention, B31FirstTokenOfNearlyOrthogonalQueryAndKey) {
+  for (const int64_t time : {1, 8, 70})
+    for (const int64_t width : {16, 64, 128}) {
+      GlaInputs in =
+          inputs({.time = time, .groups = 2, .heads = 2, .key_dim = width, .value_dim = 32});
+      in.h0 = {};
+      double *q = in.q.data<double>(), *k = in.k.data<double>();
+      for (int64_t i = 0; i < 2 * width; i += 2) {
+        k[i] = q[i + 1], k[i + 1] = -q[i];
+        if (i % width == 0) k[i] *= 1.125;
+      }
+      const Tensor want = exact(in, low()).o, got = run(in, low(), device()).o;
+      EXPECT_LE(relative_error(got.slice(1, 0, 1), want.slice(1, 0, 1)), low_outputs())
+          << "T " << time << " K " << width;
+    }
+}
+
 TEST_P(ChannelLinearAttention, B26PrefillThenStepsEqualsTheWholeSequence) {
   for (const bool shared : {false, true})
     for (const int64_t width : {5, 64, 200}) {
