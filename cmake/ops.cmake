@@ -36,12 +36,14 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.c
 list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_fast_bwd.cu cuda/delta_fast_channel.cu cuda/delta_fast_channel_gradients.cu
   cuda/delta_fast_channel_prepare.cu cuda/delta_fast_fwd.cu cuda/delta_fast_gradients.cu
+  cuda/delta_fast_gradients_wide.cu
   cuda/delta_fast_prepare.cu cuda/delta_segments.cu
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu
   cuda/delta_rule_channel_gradients.cu
-  cuda/delta_rule_step.cu
-  cuda/dplr_bwd.cu cuda/dplr_fast.cu cuda/dplr_fast_gradients.cu cuda/dplr_fast_prepare.cu)
+  cuda/delta_rule_step.cu cuda/delta_rule_step_logits.cu
+  cuda/dplr_bwd.cu cuda/dplr_fast.cu cuda/dplr_fast_gradients.cu cuda/dplr_fast_prepare.cu
+  cuda/dplr_fast_scan.cu cuda/dplr_steep_gradients.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES
   ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp
   ops/linear_attention_channel.cpp ops/linear_attention_channel_cpu.cpp)
@@ -56,7 +58,8 @@ list(APPEND EBB_OP_EXTRA_SOURCES
 list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/state_memory_attention_bwd.cu cuda/state_memory_fast_bwd.cu
   cuda/state_memory_fast_fwd.cu cuda/state_memory_fast_memories.cu
-  cuda/state_memory_fast_prepare.cu cuda/state_memory_fast_tokens.cu cuda/state_memory_step.cu)
+  cuda/state_memory_fast_prepare.cu cuda/state_memory_fast_tokens.cu
+  cuda/state_memory_fast_vectors.cu cuda/state_memory_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/attention_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/attention_fast_bwd.cu cuda/attention_fast_fwd.cu cuda/attention_step.cu)

@@ -1,6 +1,6 @@
 // Log decays, forward and backward (ops/decay_gate.h). A thread owns V neighbouring channels, so
 // that exp(A_log) and dt_bias stay in registers, and walks along a run of tokens, U at a time.
-#include "cuda/activation.cuh"
+#include "cuda/decay_formula.cuh"
 #include "cuda/ordered_sum.cuh"
 #include "cuda/walk.cuh"
 #include "ops/decay_gate.h"
@@ -45,19 +45,11 @@ struct Channels {
     }
   }
   __device__ __forceinline__ float gate(int v, float a) const {
-    const float y = a + r_bias[v];
-    return kBounded ? bound * exact_sigmoid(r_scale[v] * y) : -r_scale[v] * softplus(y);
+    return log_decay<kBounded>(a + r_bias[v], r_scale[v], bound);
   }
   // dg -> da; `log` receives the summand of dA_log.
   __device__ __forceinline__ float slope(int v, float a, float dg, float& log) const {
-    const float y = a + r_bias[v];
-    if constexpr (kBounded) {
-      const float u = r_scale[v] * y, du = bound * sigmoid_slope(u) * dg;
-      log = du * u;
-      return r_scale[v] * du;
-    }
-    log = dg * gate(v, a);
-    return -r_scale[v] * exact_sigmoid(y) * dg;
+    return log_decay_slope<kBounded>(a + r_bias[v], r_scale[v], bound, dg, log);
   }
 };
 

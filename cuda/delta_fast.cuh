@@ -1,10 +1,11 @@
-// The tensor-core kernels of the gated delta rule in bf16, for heads of at most 128 channels whose
-// sizes are multiples of 8, in chunks of 64 tokens: delta_fast_prepare.cu (what needs no state),
-// delta_fast_fwd.cu and delta_fast_bwd.cu (the scans), delta_fast_gradients.cu.
-// Notation of cuda/delta_rule.cuh. The scans hold the transposed state: a warp owns 16 columns of V
-// and keeps Sᵀ [16,K] as accumulators of mma m16n8k16, whose layout is that of a left operand, so
-// that neither the state nor the values of a chunk leave its registers.
+// The tensor-core kernels of the gated delta rule in bf16, for heads whose sizes are multiples of
+// 8, in chunks of 64 tokens: delta_fast_prepare.cu (what needs no state), delta_fast_fwd.cu and
+// delta_fast_bwd.cu (the scans), delta_fast_gradients.cu. Notation of cuda/delta_rule.cuh. The
+// scans hold the transposed state: a warp owns 16 columns of V and keeps Sᵀ [16,K] as accumulators
+// of mma m16n8k16, whose layout is that of a left operand, so that neither the state nor the values
+// of a chunk leave its registers.
 #pragma once
+#include "cuda/decay_formula.cuh"
 #include "cuda/delta_rule.cuh"
 #include "cuda/warpgroup.cuh"
 
@@ -32,12 +33,82 @@ struct FastGates {
   }
 };
 inline constexpr int kGateFloats = int(sizeof(FastGates) / sizeof(float));
-inline constexpr int kScanGateFloats = 3 * kChunk + 4;
+
+// The same of the delta rule. Where q and k come as they are, the reciprocals of their lengths go
+// into what the tokens are multiplied with anyway, so that no normalised copy is ever made.
+struct RuleGates {
+  float gamma[kChunk], tail[kChunk], beta[kChunk];  // γ, τ times the reciprocal length of the key
+  float total[4];                                   // one value, padded
+  float read[kChunk];                               // γ times the reciprocal length of the query
+  float high[kChunk], low[kChunk];
+  float key[kChunk], query[kChunk];  // reciprocal lengths
+
+  __device__ __forceinline__ float decay(int i, int j) const {  // Γ_ij, j <= i
+    return exp2_fast((high[i] - high[j]) + (low[i] - low[j]));
+  }
+};
+inline constexpr int kRuleGateFloats = int(sizeof(RuleGates) / sizeof(float));
+// What scans read of them; γ of the reads only where it is not that of the keys (never for K >
+// 128).
+constexpr int scan_gate_floats(bool reads) { return (reads ? 4 : 3) * kChunk + 4; }
+
+// A number per token and head, in rows that may lie apart; f32 or bf16.
+struct Logits {
+  const void* g = nullptr;
+  int64_t step = 0;  // elements between tokens
+  bool half = false;
+
+  __device__ __forceinline__ float at(int64_t token, int hv) const {
+    const int64_t i = token * step + hv;
+    return half ? to_float(static_cast<const bf16_t*>(g)[i]) : static_cast<const float*>(g)[i];
+  }
+};
 
 struct FastProblem : Problem<bf16_t> {
   // a: [HV,tokens,128], A beside P = scale·Γ∘QKᵀ; states: [chunks,HV,V,K].
-  FastGates* gates = nullptr;  // [chunks,HV]
+  static constexpr bool kLogits = false;
+  RuleGates* gates = nullptr;  // [chunks,HV]
+  // Of LogitProblem; `logits` says that it is one.
+  bool logits = false, sigmoid = false, normalize = false;
+  int64_t key_step = 0, value_step = 0;    // elements between tokens of q and k, of v
+  Logits decays = {}, strengths = {};      // g and β, or what they are made of:
+  const float *A_log = {}, *dt_bias = {};  // [HV]; A_log null: finished log decays; dt_bias: 0
+  float lower_bound = 0, beta_scale = 1;
+
+  __host__ __device__ int64_t input_at(int64_t t, int hv) const { return value_at(t, hv); }  // of v
+  __device__ __forceinline__ float log_decay_at(int64_t t, int hv) const {
+    return g[t * value_heads + hv];
+  }
+  __device__ __forceinline__ float strength_at(int64_t t, int hv) const {
+    return beta[t * value_heads + hv];
+  }
 };
+// The same where tokens lie apart, gates are logits or q and k not normalised: kernels have
+// instances of their own for it, since dense finished inputs need fewer registers.
+template <class Base>
+struct LogitsOf : Base {
+  static constexpr bool kLogits = true;
+
+  __host__ __device__ int64_t key_at(int64_t t, int hv) const {
+    return t * this->key_step + int64_t(hv / (this->value_heads / this->heads)) * this->key_dim;
+  }
+  __host__ __device__ int64_t key_stride() const { return this->key_step; }
+  __host__ __device__ int64_t input_at(int64_t t, int hv) const {
+    return t * this->value_step + int64_t(hv) * this->value_dim;
+  }
+  __device__ __forceinline__ float log_decay_at(int64_t t, int hv) const {
+    const float a = this->decays.at(t, hv);
+    if (!this->A_log) return a;
+    const float y = a + (this->dt_bias ? this->dt_bias[hv] : 0.f), scale = expf(this->A_log[hv]);
+    return this->lower_bound < 0.f ? log_decay<true>(y, scale, this->lower_bound)
+                                   : log_decay<false>(y, scale, 0.f);
+  }
+  __device__ __forceinline__ float strength_at(int64_t t, int hv) const {
+    const float b = this->strengths.at(t, hv);
+    return this->sigmoid ? this->beta_scale * exact_sigmoid(b) : b;
+  }
+};
+using LogitProblem = LogitsOf<FastProblem>;
 
 __device__ __forceinline__ void copy_async_or_zero(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
@@ -206,28 +277,58 @@ struct FastBackward : FastProblem {
   bool in_keys = false;
   bf16_t *dq = {}, *dk = {}, *dv = {};   // null: not wanted (or, with grouped heads, as f32 terms)
   float *dq_terms = {}, *dk_terms = {};  // [tokens,HV,K]
-  float *dg = {}, *dbeta = {}, *dh0 = {};
+  void *dg = {}, *dbeta = {};            // [tokens,HV], of the dtype of what they are gradients of
+  float* dh0 = {};
+  double* gate_sums = {};                  // [chunks,2,HV]: Σ da, Σ of dA_log's summands; or null
+  int64_t dkey_step = 0, dvalue_step = 0;  // elements between tokens of dq and dk, of dv and X
 
-  // Rows v0...v0+63 of Dᵀ after a chunk. in_keys: in the rows of dq (of dk for the second 64) that
-  // the chunk's block writes once it has read D, and dstates has only the chunks that are not
-  // whole, [N,HV,V,K]; else [chunks,HV,V,K].
-  __device__ __forceinline__ StateRows dstate_at(const Span& span, int64_t index, int hv,
-                                                 int v0) const {
-    if (in_keys && span.rows == kChunk)
-      return {(v0 == 0 ? dq : dk) + key_at(span.first, hv), key_stride()};
-    return {dstates + state_at(in_keys ? span.sequence : index, hv) + int64_t(v0) * key_dim,
-            key_dim};
-  }
+  __host__ __device__ int64_t dkey_at(int64_t t, int hv) const { return key_at(t, hv); }
+  __host__ __device__ int64_t dkey_stride() const { return key_stride(); }
+  __host__ __device__ int64_t x_at(int64_t t, int hv) const { return value_at(t, hv); }
+  __host__ __device__ int64_t x_stride() const { return value_stride(); }
 };
+struct LogitBackward : LogitsOf<FastBackward> {
+  __host__ __device__ int64_t dkey_at(int64_t t, int hv) const {
+    return t * dkey_step + int64_t(hv / (value_heads / heads)) * key_dim;
+  }
+  __host__ __device__ int64_t dkey_stride() const { return dkey_step; }
+  __host__ __device__ int64_t x_at(int64_t t, int hv) const {
+    return t * dvalue_step + int64_t(hv) * value_dim;
+  }
+  __host__ __device__ int64_t x_stride() const { return dvalue_step; }
+};
+
+// Rows v0...v0+63 of Dᵀ after a chunk. in_keys: in the rows of dq (of dk for the second 64) that
+// the chunk's block writes once it has read D, and dstates has only the chunks that are not whole,
+// [N,HV,V,K]; else [chunks,HV,V,K].
+template <class P>
+__device__ __forceinline__ StateRows dstate_at(const P& p, const Span& span, int64_t index, int hv,
+                                               int v0) {
+  if (p.in_keys && span.rows == kChunk)
+    return {(v0 == 0 ? p.dq : p.dk) + p.dkey_at(span.first, hv), p.dkey_stride()};
+  return {p.dstates + p.state_at(p.in_keys ? span.sequence : index, hv) + int64_t(v0) * p.key_dim,
+          p.key_dim};
+}
+
+// f.operator()<SLABS>() for K <= 256.
+template <class F>
+void visit_rule_slabs(int64_t key_dim, F&& f) {
+  if (key_dim <= 128)
+    visit_fast_slabs(key_dim, f);
+  else
+    f.template operator()<4>();
+}
 
 // Gates, A and P of every chunk.
 void prepare_chunks(const FastProblem& p, cudaStream_t stream);
 // dq, dk (or their terms), dg and dbeta of every chunk, from X and the states.
 void chunk_gradients(const FastBackward& p, cudaStream_t stream);
+void wide_chunk_gradients(const FastBackward& p, cudaStream_t stream);  // K > 128
 
-// Whether the device has the shared memory of the scans.
-bool scans_fit(Device device);
-// Whether these kernels take the problem.
+// Whether the device has the shared memory of the scans, for K <= 128 or above.
+bool scans_fit(Device device, bool wide = false);
+// Whether these kernels take problems of these sizes, and this one.
+bool fast_sizes(const DeltaRuleProblem& p);
 bool fast_path(const DeltaRuleProblem& p);
 DeltaRuleSaved fast_fwd(const DeltaRuleProblem& p, const Tensor& o, const Tensor& ht);
 void fast_bwd(const DeltaRuleProblem& p, const DeltaRuleSaved& saved, const Tensor& d_o,

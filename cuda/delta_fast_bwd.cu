@@ -2,6 +2,7 @@
 // backward pass as a whole (cuda/delta_fast.cuh, cuda/delta_scan.cuh). The adjoint form of
 // ops/delta_rule_cpu_bwd.cpp: X = Aᵀ dV', no gradient of the inverse.
 #include "cuda/delta_scan.cuh"
+#include "cuda/ordered_sum.cuh"
 
 namespace ebb::gpu::delta {
 namespace {
@@ -59,20 +60,33 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     const ScanInputs<SLABS, 2>& now = s.in[turn.at];
     constexpr int kOuts = ScanShared<SLABS, 2>::kOuts;
     ValueOutputs& results = s.out[step % kOuts];
-    unsigned da[4 * SLABS][4], doa[4][4], dos[4][4], dva[4][4], xa[4][4], xs[4][4];
-    state_as_left<SLABS>(da, state);  // 1
-    load_values(doa, now.v, warp, l);
+    constexpr int kStates = ScanShared<SLABS, 2>::kStates;
+    unsigned doa[4][4], dos[4][4], dva[4][4], xa[4][4], xs[4][4];
     float kd[8][4], dv[8][4];
-    warpgroup_begin();
-    multiply_rows<true>(kd, da, now.k()[0]);
+    if constexpr (SLABS > 2) {  // 1
+      static_assert(!ENDS, "long heads are not cut into segments");
+      if (step >= kStates) barrier_wait<256>(kFree);
+      publish_state<SLABS>(s.states[0], state, warp);
+      load_values(doa, now.v, warp, l);
+      warpgroup_begin();
+      multiply_state<SLABS>(kd, s.states[0], now.k(), warp);
+      multiply_columns<true>(dv, doa, now.p);
+      warpgroup_commit();
+    } else {
+      unsigned da[4 * SLABS][4];
+      state_as_left<SLABS>(da, state);
+      load_values(doa, now.v, warp, l);
+      warpgroup_begin();
+      multiply_rows<true>(kd, da, now.k()[0]);
 #pragma unroll
-    for (int j = 1; j < SLABS; ++j) multiply_rows(kd, da + 4 * j, now.k()[j]);
-    multiply_columns<true>(dv, doa, now.p);
-    warpgroup_commit();
-    scale_left(dos, doa, now.gamma(), p.scale, l);
-    if (!ENDS) {
-      if (step >= 2) barrier_wait<256>(kFree + (step & 1));
-      put_state<SLABS>(s.states[step & 1], da, warp);
+      for (int j = 1; j < SLABS; ++j) multiply_rows(kd, da + 4 * j, now.k()[j]);
+      multiply_columns<true>(dv, doa, now.p);
+      warpgroup_commit();
+      scale_left(dos, doa, now.read(p.logits), p.scale, l);
+      if (!ENDS) {
+        if (step >= kStates) barrier_wait<256>(kFree + step % kStates);
+        put_state<SLABS>(s.states[step % kStates], da, warp);
+      }
     }
     warpgroup_wait<0>();
     settle(kd), settle(dv);
@@ -90,6 +104,7 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     scale_state<SLABS>(state, now.total());
     warpgroup_wait<0>();
     settle(x);
+    if constexpr (SLABS > 2) scale_left(dos, doa, now.read(p.logits), p.scale, l);
     scaled_left(xs, x, now.gamma(), now.beta(), -1.f, l);  // 3
     warpgroup_begin();
 #pragma unroll
@@ -118,7 +133,7 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
 
 template <int SLABS, bool ENDS>
 __global__ void __launch_bounds__(kScanThreads, 1)
-    reverse_kernel(FastBackward p, Segments segments, const __grid_constant__ ScanMaps<2> maps) {
+    reverse_kernel(LogitBackward p, Segments segments, const __grid_constant__ ScanMaps<2> maps) {
   auto& s = swizzled_shared<ScanShared<SLABS, 2>>();
   run_scan<SLABS, 2, ENDS, true>(
       p, segments, maps, s,
@@ -126,12 +141,12 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         reverse_scan<SLABS, ENDS>(p, item, segments, s, arrivals);
       },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
-        return gated_source(p, p.d_o, item.hv, token, chunk);
+        return gated_source(p, p.d_o, p.value_stride(), item.hv, token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 2, true>(p, item, s, nullptr, p.x)
+        ScanStore<SLABS, 2, true>(p, item, s, nullptr, p.x, p.dvalue_step)
             .run([&](const Span& span, int64_t chunk) {
-              return p.dstate_at(span, chunk, item.hv, item.v0);
+              return dstate_at(p, span, chunk, item.hv, item.v0);
             });
       });
 }
@@ -140,9 +155,19 @@ template <int SLABS, bool ENDS>
 void launch_reverse(const FastBackward& p, const Segments& segments, const ScanMaps<2>& maps,
                     cudaStream_t stream) {
   launch_fast<ScanShared<SLABS, 2>>(reverse_kernel<SLABS, ENDS>, kScanThreads,
-                                    grid_of(ScanItem::count(p, segments, ENDS)), stream, p,
-                                    segments, maps);
+                                    grid_of(ScanItem::count(p, segments, ENDS)), stream,
+                                    LogitBackward{p}, segments, maps);
 }
+
+// Σ da and Σ of dA_log's summands by head.
+struct PutGateSums {
+  float *g_ddt_bias, *g_dA_log;
+  int64_t heads;
+  __device__ void operator()(int64_t col, double sum) const {
+    float* g = col < heads ? g_ddt_bias : g_dA_log;
+    if (g) g[col < heads ? col : col - heads] = float(sum);
+  }
+};
 
 }  // namespace
 
@@ -171,20 +196,36 @@ void fast_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved, cons
   p.dk = group == 1 ? ptr<bf16>(grads.dk) : nullptr;
   p.dv = ptr<bf16>(grads.dv);
   p.dq_terms = ptr<float>(dq_terms), p.dk_terms = ptr<float>(dk_terms);
-  p.dg = ptr<float>(grads.dg), p.dbeta = ptr<float>(grads.dbeta), p.dh0 = ptr<float>(grads.dh0);
+  p.dg = grads.dg ? grads.dg.raw() : nullptr, p.dbeta = grads.dbeta ? grads.dbeta.raw() : nullptr;
+  p.dh0 = ptr<float>(grads.dh0);
+  p.dkey_step = token_step(grads.dq ? grads.dq : grads.dk ? grads.dk : problem.q, 2);
+  p.dvalue_step = token_step(x, 2);
+  p.logits = p.logits || p.dkey_step != p.key_stride() || p.dvalue_step != p.value_stride();
+  // Chunks behind the last one of packed sequences add nothing.
+  const bool sums = grads.dA_log || grads.ddt_bias;
+  const Shape sum_shape{p.chunks, 2 * hv};
+  const Tensor gate_sums = !sums ? Tensor()
+                           : problem.layout.is_packed()
+                               ? Tensor::zeros(sum_shape, DType::f64, device)
+                               : Tensor::empty(sum_shape, DType::f64, device);
+  p.gate_sums = ptr<double>(gate_sums);
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
-  const ScanMaps<2> maps = gated_maps(p, p.d_o, device);
-  visit_fast_slabs(k, [&]<int SLABS>() {
-    if (segments.count > 1) {
-      launch_reverse<SLABS, true>(p, segments, maps, stream);
-      chain_segments(p, segments, p.dht, true, stream);
-    }
+  const ScanMaps<2> maps = gated_maps(p, p.d_o, p.value_stride(), device);
+  visit_rule_slabs(k, [&]<int SLABS>() {
+    if constexpr (SLABS <= 2)
+      if (segments.count > 1) {
+        launch_reverse<SLABS, true>(p, segments, maps, stream);
+        chain_segments(p, segments, p.dht, true, stream);
+      }
     launch_reverse<SLABS, false>(p, segments, maps, stream);
   });
   chunk_gradients(p, stream);
   sum_groups(dq_terms, grads.dq, group);
   sum_groups(dk_terms, grads.dk, group);
+  if (sums)
+    ordered_sum(p.gate_sums, p.chunks, 2 * hv, stream,
+                PutGateSums{ptr<float>(grads.ddt_bias), ptr<float>(grads.dA_log), hv});
 }
 
 }  // namespace ebb::gpu::delta

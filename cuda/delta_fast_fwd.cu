@@ -42,21 +42,34 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
     const ScanInputs<SLABS, 2>& now = s.in[turn.at];
     constexpr int kOuts = ScanShared<SLABS, 2>::kOuts;
     ValueOutputs& results = s.out[step % kOuts];
-    unsigned sa[4 * SLABS][4], v[4][4], ya[4][4], va[4][4];
-    state_as_left<SLABS>(sa, state);  // 1
+    constexpr int kStates = ScanShared<SLABS, 2>::kStates;
+    unsigned v[4][4], ya[4][4], va[4][4];
     float y[8][4], out[8][4];
-    warpgroup_begin();
-    multiply_rows<true>(y, sa, now.k()[0]);
-#pragma unroll
-    for (int j = 1; j < SLABS; ++j) multiply_rows(y, sa + 4 * j, now.k()[j]);
-    warpgroup_commit();
-    if (!ENDS) {
-      multiply_rows<true>(out, sa, now.q()[0]);
-#pragma unroll
-      for (int j = 1; j < SLABS; ++j) multiply_rows(out, sa + 4 * j, now.q()[j]);
+    if constexpr (SLABS > 2) {  // 1
+      static_assert(!ENDS, "long heads are not cut into segments");
+      if (step >= kStates) barrier_wait<256>(kFree);
+      publish_state<SLABS>(s.states[0], state, warp);
+      warpgroup_begin();
+      multiply_state<SLABS>(y, s.states[0], now.k(), warp);
       warpgroup_commit();
-      if (step >= 2) barrier_wait<256>(kFree + (step & 1));
-      put_state<SLABS>(s.states[step & 1], sa, warp);
+      multiply_state<SLABS>(out, s.states[0], now.q(), warp);
+      warpgroup_commit();
+    } else {
+      unsigned sa[4 * SLABS][4];
+      state_as_left<SLABS>(sa, state);
+      warpgroup_begin();
+      multiply_rows<true>(y, sa, now.k()[0]);
+#pragma unroll
+      for (int j = 1; j < SLABS; ++j) multiply_rows(y, sa + 4 * j, now.k()[j]);
+      warpgroup_commit();
+      if (!ENDS) {
+        multiply_rows<true>(out, sa, now.q()[0]);
+#pragma unroll
+        for (int j = 1; j < SLABS; ++j) multiply_rows(out, sa + 4 * j, now.q()[j]);
+        warpgroup_commit();
+        if (step >= kStates) barrier_wait<256>(kFree + step % kStates);
+        put_state<SLABS>(s.states[step % kStates], sa, warp);
+      }
     }
     load_values(v, now.v, warp, l);
     warpgroup_wait<ENDS ? 0 : 1>();
@@ -77,7 +90,7 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
     for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], ya, now.k()[j]);
     warpgroup_commit();
     if (!ENDS) {
-      scale_tokens(out, now.gamma(), p.scale, l);
+      scale_tokens(out, now.read(p.logits), p.scale, l);
       settle(out);
       warpgroup_begin();
       multiply_rows(out, va, now.p);
@@ -114,10 +127,11 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         scan<SLABS, ENDS>(p, item, segments, s, arrivals, ht);
       },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
-        return gated_source(p, p.v, item.hv, token, chunk);
+        return gated_source(p, p.v, p.value_step, item.hv, token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 2, false>(p, item, s, p.values, o).run(ChunkStates{p, item, p.states});
+        ScanStore<SLABS, 2, false>(p, item, s, p.values, o, p.value_stride())
+            .run(ChunkStates{p, item, p.states});
       });
 }
 
@@ -131,19 +145,36 @@ void launch_scan(const FastProblem& p, const Segments& segments, const ScanMaps<
 
 }  // namespace
 
+bool fast_sizes(const DeltaRuleProblem& p) {
+  return p.v.dtype() == DType::bf16 && scans_fit(p.v.device(), p.key_dim() > 128) &&
+         p.chunk >= kChunk && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0;
+}
+
 bool fast_path(const DeltaRuleProblem& p) {
   const auto aligned = [](const Tensor& t) {
     return reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
   };
-  return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
-         p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0 && aligned(p.q) &&
-         aligned(p.k) && aligned(p.v);
+  return fast_sizes(p) && (p.in_place || (aligned(p.q) && aligned(p.k) && aligned(p.v)));
 }
 
 FastProblem make_fast_problem(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved,
                               const Tensor& before) {
   FastProblem p{make_problem<bf16>(problem, saved, before)};
-  p.gates = reinterpret_cast<FastGates*>(ptr<float>(saved.gates));
+  const auto logits = [](const Tensor& t) {
+    return Logits{t.raw(), token_step(t, 1), t.dtype() == DType::bf16};
+  };
+  p.gates = reinterpret_cast<RuleGates*>(ptr<float>(saved.gates));
+  p.key_step = token_step(problem.q, 2), p.value_step = token_step(problem.v, 2);
+  p.decays = logits(problem.g), p.strengths = logits(problem.beta);
+  p.A_log = ptr<float>(problem.A_log), p.dt_bias = ptr<float>(problem.dt_bias);
+  p.lower_bound = float(problem.lower_bound), p.beta_scale = float(problem.beta_scale);
+  p.sigmoid = problem.sigmoid, p.normalize = problem.normalize;
+  p.logits = p.sigmoid || p.normalize || p.A_log || p.key_step != p.key_stride() ||
+             p.value_step != p.value_stride();
+  if (!p.logits && problem.in_place) {  // finished gates, but perhaps in rows that lie apart
+    p.g = ptr<float>(problem.g), p.beta = ptr<float>(problem.beta);
+    p.logits = p.decays.step != p.value_heads || p.strengths.step != p.value_heads;
+  }
   return p;
 }
 
@@ -155,19 +186,20 @@ DeltaRuleSaved fast_fwd(const DeltaRuleProblem& problem, const Tensor& o, const 
   const DeltaRuleSaved saved{Tensor::empty({hv, tokens, 2 * kChunk}, DType::bf16, device),
                              Tensor::empty({chunks, hv, v, k}, DType::bf16, device),
                              Tensor::empty({hv, tokens, v}, DType::bf16, device),
-                             Tensor::empty({chunks, hv, kGateFloats}, DType::f32, device)};
+                             Tensor::empty({chunks, hv, kRuleGateFloats}, DType::f32, device)};
   const Tensor before = chunk_offsets(problem);
   const cudaStream_t stream = stream_of(o);
   const FastProblem p = make_fast_problem(problem, saved, before);
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
-  const ScanMaps<2> maps = gated_maps(p, p.v, device);
+  const ScanMaps<2> maps = gated_maps(p, p.v, p.value_step, device);
   prepare_chunks(p, stream);
-  visit_fast_slabs(k, [&]<int SLABS>() {
-    if (segments.count > 1) {
-      launch_scan<SLABS, true>(p, segments, maps, nullptr, nullptr, stream);
-      chain_segments(p, segments, p.h0, false, stream);
-    }
+  visit_rule_slabs(k, [&]<int SLABS>() {
+    if constexpr (SLABS <= 2)
+      if (segments.count > 1) {
+        launch_scan<SLABS, true>(p, segments, maps, nullptr, nullptr, stream);
+        chain_segments(p, segments, p.h0, false, stream);
+      }
     launch_scan<SLABS, false>(p, segments, maps, ptr<bf16>(o), ptr<float>(ht), stream);
   });
   return saved;

@@ -1,481 +1,71 @@
 // Gated delta rule in bf16 on tensor cores: dq, dk, dv, dg and dβ of every chunk, from X, V' and
 // the states and their gradients (cuda/delta_fast.cuh). dv = β X in X's place. dβ_i is X_i·V'_i/β_i
-// (the diagonal of X V'ᵀ), or from V where β_i = 0.
-#include "cuda/delta_gradient_sums.cuh"
+// (the diagonal of X V'ᵀ), or from V where β_i = 0. Where q and k came unnormalised, with
+// reciprocal lengths r, all products are with q and k as they are and carry r beside the decays;
+// what comes out is r times the gradient of the normalised row, and projecting out its own
+// direction is all that is left of the normalisation.
+#include "cuda/delta_fast_gradients.cuh"
 
 namespace ebb::gpu::delta {
 namespace {
 
-constexpr int kThreads = 256;
-
-template <int SLABS>
-struct ValueStage {                                          // 64 columns of V
-  SwizzledTile d_o, x, values, state[SLABS], dstate[SLABS];  // the states as [V,K]
-};
-template <int SLABS>
-struct GradientShared {
-  ValueStage<SLABS> stage[2];
-  SwizzledTile q[SLABS], k[SLABS], scores;  // scores: P
-  FastGates gates;
-  float row_z[2][64], key_p[64], reads[2][64], kept[64];  // sums over rows of columns, by group
-  float column_z[8][64];                                  // over the rows of a warp
-  float diagonal[64];                                     // X_i·V'_i
-  float undecided[64];                                    // X_i·V_i where β_i = 0
-  float carry[8];
-
-  // After the products with V:
-  __device__ __forceinline__ SwizzledTile& ds() { return stage[0].d_o; }
-  __device__ __forceinline__ SwizzledTile& dm() { return stage[0].x; }
-  __device__ __forceinline__ SwizzledTile (&dq())[SLABS] { return stage[0].state; }
-  __device__ __forceinline__ SwizzledTile (&dk())[SLABS] { return stage[0].dstate; }
-  __device__ __forceinline__ float4* exchange() { return reinterpret_cast<float4*>(&stage[1]); }
-};
-
-template <int SLABS>
-__device__ __forceinline__ void fetch_values(const FastBackward& p, Span span, int64_t chunk,
-                                             int hv, int v0, ValueStage<SLABS>& s) {
-  const TilePlace at;
-  const int cols = p.value_dim - v0;
-  const int64_t row = p.row_at(span.first, hv) * p.value_dim + v0;
-  const int64_t state = p.state_at(chunk, hv) + int64_t(v0) * p.key_dim;
-  const StateRows dstate = p.dstate_at(span, chunk, hv, v0);
-  at.fetch(s.d_o, p.d_o + p.value_at(span.first, hv) + v0, p.value_stride(), span.rows, cols);
-  at.fetch(s.values, p.values + row, p.value_dim, span.rows, cols);
-  at.fetch(s.x, p.x + p.value_at(span.first, hv) + v0, p.value_stride(), span.rows, cols);
-#pragma unroll
-  for (int j = 0; j < SLABS; ++j) {
-    at.fetch(s.state[j], p.states + state + 64 * j, p.key_dim, cols, p.key_dim - 64 * j);
-    at.fetch(s.dstate[j], dstate.at + 64 * j, dstate.stride, cols, p.key_dim - 64 * j);
-  }
-}
-template <int SLABS>
-__device__ __forceinline__ void fetch_keys(const FastBackward& p, Span span, int64_t chunk, int hv,
-                                           GradientShared<SLABS>& s) {
-  const TilePlace at;
-  const int64_t key = p.key_at(span.first, hv);
-#pragma unroll
-  for (int j = 0; j < SLABS; ++j) {
-    const int cols = p.key_dim - 64 * j;
-    at.fetch(s.q[j], p.q + key + 64 * j, p.key_stride(), span.rows, cols);
-    at.fetch(s.k[j], p.k + key + 64 * j, p.key_stride(), span.rows, cols);
-  }
-  at.fetch(s.scores, p.a + p.row_at(span.first, hv) * 128 + 64, 128, span.rows, 64);
-  fetch_floats<kThreads>(reinterpret_cast<float*>(&s.gates),
-                         reinterpret_cast<const float*>(p.gates + chunk * p.value_heads + hv),
-                         kGateFloats);
-}
-
-// Scales rows of x and sums them against the same rows of a tile.
-template <int SLABS>
-__device__ __forceinline__ void scale_rows(float (&x)[SLABS][8][4], const float (&factor)[2],
-                                           const SwizzledTile (&against)[SLABS], float (&sums)[2],
-                                           int m0, const Lane& l) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float sum = 0;
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j)
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        const float2 y = pair_at(against[j], m0, n, half, l);
-        float &first = x[j][n][2 * half], &second = x[j][n][2 * half + 1];
-        first *= factor[half], second *= factor[half];
-        sum += first * y.x + second * y.y;
-      }
-    sums[half] = quad_sum(sum);
-  }
-}
-// s_column[c] = Σ over the warp's 16 rows, for the two columns c of fragment n.
-__device__ __forceinline__ void write_column_sums(float* s_column, float2 z, int n, const Lane& l) {
-#pragma unroll
-  for (int o = 4; o < 32; o *= 2) {
-    z.x += __shfl_xor_sync(0xffffffffu, z.x, o);
-    z.y += __shfl_xor_sync(0xffffffffu, z.y, o);
-  }
-  if (l.g == 0) *reinterpret_cast<float2*>(s_column + 8 * n + 2 * l.c) = z;
-}
-// A tile from accumulators given as left operands.
-__device__ __forceinline__ void put_rows(SwizzledTile& s, const unsigned (&x)[4][4], int m0,
-                                         const Lane& l) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-    store_matrices<false>(s.at(m0 + l.low + 8 * l.odd, 16 * k + 8 * l.high), x[k]);
-}
-template <int SLABS>
-__device__ __forceinline__ void write_terms(const FastBackward& p, float* g_terms,
-                                            const float (&x)[SLABS][8][4], Span span, int hv,
-                                            int m0, const Lane& l) {
-#pragma unroll
-  for (int n = 0; n < 8 * SLABS; ++n)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int r = m0 + l.g + 8 * half, c = 8 * n + 2 * l.c;
-      if (r < span.rows && c < p.key_dim)
-        *reinterpret_cast<float2*>(g_terms + ((span.first + r) * p.value_heads + hv) * p.key_dim +
-                                   c) = {x[n / 8][n % 8][2 * half], x[n / 8][n % 8][2 * half + 1]};
-    }
-}
-
-// The first group of four warps. 1 dP = dO V'ᵀ, S dO, D V' over tiles of V. 2 ds = scale Γ∘dP; sums
-// of z = dP∘P below the diagonal. 3 row sums with q and k. 4 dq = scale γ S dO + ds K, and
-// τ D V' + dsᵀ Q, its part of dk, handed to the other group.
-template <int SLABS>
-struct ReadGradients {
-  float ds[8][4], dq[SLABS][8][4], dk[SLABS][8][4];
-
-  __device__ __forceinline__ void values(const ValueStage<SLABS>& s, int warp) {
-    warpgroup_begin();
-    multiply_tiles<false, Inner::last, Inner::last>(ds, s.d_o, s.values, warp);
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j) {
-      multiply_tiles<false, Inner::last, Inner::first>(dq[j], s.d_o, s.state[j], warp);
-      multiply_tiles<false, Inner::last, Inner::first>(dk[j], s.values, s.dstate[j], warp);
-    }
-    warpgroup_commit();
-  }
-  __device__ __forceinline__ void settle_all() {
-    settle(ds);
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j) settle(dq[j]), settle(dk[j]);
-  }
-  __device__ __forceinline__ void scores(GradientShared<SLABS>& s, float scale, unsigned (&a)[4][4],
-                                         int warp, const Lane& l) {
-    const int m0 = 16 * warp;
-    float sums[2] = {};
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      float2 column = {};
-      if (n <= 2 * warp + 1) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int r = m0 + l.g + 8 * half, c = 8 * n + 2 * l.c;
-          const float2 y = pair_at(s.scores, m0, n, half, l);
-          float &first = ds[n][2 * half], &second = ds[n][2 * half + 1];
-          const float z0 = c < r ? first * y.x : 0.f, z1 = c + 1 < r ? second * y.y : 0.f;
-          sums[half] += z0 + z1, column.x += z0, column.y += z1;
-          first = c <= r ? scale * s.gates.decay(r, c) * first : 0.f;
-          second = c + 1 <= r ? scale * s.gates.decay(r, c + 1) * second : 0.f;
-        }
-      } else {
-        ds[n][0] = ds[n][1] = ds[n][2] = ds[n][3] = 0.f;
-      }
-      write_column_sums(s.column_z[warp], column, n, l);
-    }
-    values_as_left(a, ds);
-    put_rows(s.ds(), a, m0, l);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = quad_sum(sums[half]);
-      if (l.c == 0) s.row_z[0][m0 + l.g + 8 * half] = sum;
-    }
-  }
-  __device__ __forceinline__ void row_sums(GradientShared<SLABS>& s, float scale, int warp,
-                                           const Lane& l) {
-    const int r = 16 * warp + l.g;
-    const float gamma[2] = {scale * s.gates.gamma[r], scale * s.gates.gamma[r + 8]};
-    const float tail[2] = {s.gates.tail[r], s.gates.tail[r + 8]};
-    float reads[2], kept[2];
-    scale_rows<SLABS>(dq, gamma, s.q, reads, 16 * warp, l);
-    scale_rows<SLABS>(dk, tail, s.k, kept, 16 * warp, l);
-    if (l.c == 0)
-#pragma unroll
-      for (int half = 0; half < 2; ++half)
-        s.reads[0][r + 8 * half] = reads[half], s.kept[r + 8 * half] = kept[half];
-  }
-  __device__ __forceinline__ void keys(GradientShared<SLABS>& s, const unsigned (&a)[4][4],
-                                       int warp) {
-    settle_all();
-    warpgroup_begin();
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j) {
-      multiply_tiles<false, Inner::first, Inner::first>(dk[j], s.ds(), s.q[j], warp);
-      multiply_columns(dq[j], a, s.k[j]);
-    }
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle_all();
-  }
-};
-
-// The second group. 1 dM = X V'ᵀ, S X. 2 KKᵀ; dm = −β Γ∘dM; sums of z = dm∘KKᵀ; X_i·V'_i. 3 row
-// sums with k. 4 dk = −β γ S X + dm K + dmᵀ K, without the other group's part.
-template <int SLABS>
-struct EraseGradients {
-  float dm[8][4], dk[SLABS][8][4];
-
-  __device__ __forceinline__ void values(const ValueStage<SLABS>& s, int warp) {
-    warpgroup_begin();
-    multiply_tiles<false, Inner::last, Inner::last>(dm, s.x, s.values, warp);
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j)
-      multiply_tiles<false, Inner::last, Inner::first>(dk[j], s.x, s.state[j], warp);
-    warpgroup_commit();
-  }
-  __device__ __forceinline__ void settle_all() {
-    settle(dm);
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j) settle(dk[j]);
-  }
-  // Leaves in key_p the sums that β's gradient needs where β is 0, so far inside the chunk.
-  __device__ __forceinline__ void scores(GradientShared<SLABS>& s, unsigned (&a)[4][4],
-                                         float (&key_p)[2], int warp, const Lane& l) {
-    const int m0 = 16 * warp;
-    float kk[8][4];
-    warpgroup_begin();
-    multiply_tiles<true, Inner::last, Inner::last>(kk, s.k[0], s.k[0], warp);
-#pragma unroll
-    for (int j = 1; j < SLABS; ++j)
-      multiply_tiles<false, Inner::last, Inner::last>(kk, s.k[j], s.k[j], warp);
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle(kk);
-    float sums[2] = {};
-    key_p[0] = key_p[1] = 0.f;
-    const float beta[2] = {s.gates.beta[m0 + l.g], s.gates.beta[m0 + l.g + 8]};
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      float column[2] = {};
-      if (n <= 2 * warp + 1) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int half = e >> 1, r = m0 + l.g + 8 * half, c = 8 * n + 2 * l.c + (e & 1);
-          float& x = dm[n][e];
-          if (r == c) s.diagonal[r] = x;
-          const float inner = c < r ? -s.gates.decay(r, c) * x : 0.f;
-          const float product = inner * kk[n][e];
-          key_p[half] += product;
-          sums[half] += beta[half] * product, column[e & 1] += beta[half] * product;
-          x = beta[half] * inner;
-        }
-      } else {
-        dm[n][0] = dm[n][1] = dm[n][2] = dm[n][3] = 0.f;
-      }
-      write_column_sums(s.column_z[4 + warp], {column[0], column[1]}, n, l);
-    }
-    values_as_left(a, dm);
-    put_rows(s.dm(), a, m0, l);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = quad_sum(sums[half]);
-      if (l.c == 0) s.row_z[1][m0 + l.g + 8 * half] = sum;
-    }
-  }
-  __device__ __forceinline__ void row_sums(GradientShared<SLABS>& s, const float (&key_p)[2],
-                                           int warp, const Lane& l) {
-    const int r = 16 * warp + l.g;
-    const float gamma[2] = {-s.gates.gamma[r], -s.gates.gamma[r + 8]};
-    float reads[2];
-    scale_rows<SLABS>(dk, gamma, s.k, reads, 16 * warp, l);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float beta = s.gates.beta[r + 8 * half], inside = quad_sum(key_p[half]);
-      if (l.c == 0) {
-        s.key_p[r + 8 * half] = inside + reads[half];
-        s.reads[1][r + 8 * half] = beta * reads[half];
-      }
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j)
-#pragma unroll
-        for (int n = 0; n < 8; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) dk[j][n][2 * half + e] *= beta;
-    }
-  }
-  __device__ __forceinline__ void keys(GradientShared<SLABS>& s, const unsigned (&a)[4][4],
-                                       int warp) {
-    settle_all();
-    warpgroup_begin();
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j) {
-      multiply_tiles<false, Inner::first, Inner::first>(dk[j], s.dm(), s.k[j], warp);
-      multiply_columns(dk[j], a, s.k[j]);
-    }
-    warpgroup_commit();
-    warpgroup_wait<0>();
-    settle_all();
-  }
-};
-
-// Last step of gradient_kernel, one warp; lane l has tokens 2l and 2l+1:
-// dg_t = Σ_{i>=t} (row_i − column_i + reads_i) + Σ_{j<t} kept_j + γ_n <S, D>, where the sums of z
-// over rows minus those over columns leave the pairs that cross t.
-template <int SLABS>
-__device__ void write_gate_gradients(const FastBackward& p, const GradientShared<SLABS>& s,
-                                     Span span, int hv) {
-  const int lane = int(threadIdx.x) & 31;
-  float carry = 0;
-  for (int w = 0; w < 8; ++w) carry += s.carry[w];
-  carry *= s.gates.total[0];
-  float after[2], before[2];
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const int t = 2 * lane + e;
-    float column = 0;
-    for (int w = 0; w < 8; ++w) column += s.column_z[w][t];
-    after[e] = s.row_z[0][t] + s.row_z[1][t] - column + s.reads[0][t] + s.reads[1][t];
-    before[e] = s.kept[t];
-  }
-  const float2 dg = crossing_sums(after, before);
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const int t = 2 * lane + e;
-    if (t >= span.rows) continue;
-    const int64_t at = (span.first + t) * p.value_heads + hv;
-    if (p.dg) p.dg[at] = (e ? dg.y : dg.x) + carry;
-    if (p.dbeta) {
-      const float beta = s.gates.beta[t];
-      p.dbeta[at] = beta == 0.f ? s.key_p[t] + s.undecided[t] : s.diagonal[t] / beta;
-    }
-  }
-}
-
-// The thread's part of <S, D> over a tile of V.
-template <int SLABS>
-__device__ __forceinline__ float state_product(const ValueStage<SLABS>& s) {
-  float sum = 0;
-#pragma unroll
-  for (int j = 0; j < SLABS; ++j) sum += tile_product(s.state[j], s.dstate[j], int(threadIdx.x));
-  return sum;
-}
-
-// The staged columns of dv = β X, in the place X has been read from; before that what dβ needs of X
-// where β = 0. By all threads, eight to a row.
-template <int SLABS>
-__device__ __forceinline__ void write_value_gradients(const FastBackward& p,
-                                                      GradientShared<SLABS>& s, Span span, int hv,
-                                                      int v0) {
-  const TilePlace at;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int r = at.r + 32 * i;
-    const float beta = s.gates.beta[r];
-    float sum = 0;
-    for (int stage = 0; stage < 2; ++stage) {
-      const int column = v0 + stage * kFastTile + at.c;
-      if (r >= span.rows || column >= p.value_dim) continue;
-      const int64_t place = p.value_at(span.first + r, hv) + column;
-      float x[8];
-      load_pack<bf16_t>(x, s.stage[stage].x.at(r, at.c));
-      if (beta == 0.f) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) sum += to_float(p.v[place + e]) * x[e];
-      }
-      if (!p.dv) continue;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) x[e] *= beta;
-      store_pack<bf16_t>(p.dv + place, x);
-    }
-    sum = quad_sum(sum);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-    if (at.c == 0) s.undecided[r] = v0 == 0 ? sum : s.undecided[r] + sum;
-  }
-}
-
-// One group's way through a chunk; `index` says which group it is. Both meet at the barriers.
-template <int SLABS, class Group>
-__device__ __forceinline__ float value_products(const FastBackward& p, GradientShared<SLABS>& s,
-                                                Group& group, Span span, int64_t chunk, int hv,
-                                                int warp) {
-  float carry = 0;
-  group.settle_all();
-  for (int v0 = 0; v0 < p.value_dim; v0 += 2 * kFastTile) {
-    if (v0 > 0) {
-      barrier_wait<kThreads>(0);
-      fetch_values(p, span, chunk, hv, v0, s.stage[0]);
-      if (v0 + kFastTile < p.value_dim)
-        fetch_values(p, span, chunk, hv, v0 + kFastTile, s.stage[1]);
-      commit_copies();
-      wait_copy_groups<0>();
-      publish_tiles();
-      barrier_wait<kThreads>(0);
-      write_value_gradients(p, s, span, hv, v0);
-    }
-    for (int i = 0; i < 2 && v0 + i * kFastTile < p.value_dim; ++i) {
-      group.values(s.stage[i], warp);
-      carry += state_product<SLABS>(s.stage[i]);
-      warpgroup_wait<0>();
-      group.settle_all();
-    }
-  }
-  barrier_wait<kThreads>(0);
-  carry = warp_sum(carry);
-  return carry;
-}
+using namespace rule;
 
 // Block (head, chunk): the two groups side by side, then dq, dk, dg and dβ to memory.
-template <int SLABS>
-__global__ void __launch_bounds__(kThreads, SLABS == 1 ? 2 : 1) gradient_kernel(FastBackward p) {
+template <int SLABS, class P>
+__global__ void __launch_bounds__(kRuleThreads, SLABS == 1 ? 2 : 1) gradient_kernel(P p) {
+  constexpr bool kLogits = P::kLogits;
   auto& s = swizzled_shared<GradientShared<SLABS>>();
   const Lane l;
-  const int warp = (int(threadIdx.x) >> 5) & 3, m0 = 16 * warp, t = int(threadIdx.x) & 127;
+  const int warp = (int(threadIdx.x) >> 5) & 3, m0 = 16 * warp;
   const int hv = int(blockIdx.x);
   for (int64_t chunk = blockIdx.y; chunk < p.chunks; chunk += gridDim.y) {
     const Span span = span_of(p, chunk);
     if (span.rows == 0) return;
-    fetch_values(p, span, chunk, hv, 0, s.stage[0]);
-    if (p.value_dim > kFastTile) fetch_values(p, span, chunk, hv, kFastTile, s.stage[1]);
-    fetch_keys(p, span, chunk, hv, s);
+    fetch_values(p, span, chunk, hv, 0, 0, s.stage[0]);
+    if (p.value_dim > kFastTile) fetch_values(p, span, chunk, hv, kFastTile, 0, s.stage[1]);
+    fetch_keys(p, p.q, span, hv, 0, s.q);
+    fetch_keys(p, p.k, span, hv, 0, s.k);
+    fetch_chunk(p, span, chunk, hv, s);
     commit_copies();
     wait_copy_groups<0>();
     publish_tiles();
     __syncthreads();
     write_value_gradients(p, s, span, hv, 0);
     unsigned a[4][4];
-    if (threadIdx.x < kThreads / 2) {
+    if (threadIdx.x < kRuleThreads / 2) {
       ReadGradients<SLABS> x = {};
-      const float carry = value_products<SLABS>(p, s, x, span, chunk, hv, warp);
+      const float carry = value_products<true, true>(p, s, x, span, chunk, hv, 0, warp);
       if ((threadIdx.x & 31) == 0) s.carry[warp] = carry;
-      x.scores(s, p.scale, a, warp, l);
-      x.row_sums(s, p.scale, warp, l);
+      x.template scores<kLogits>(s, p.scale, a, warp, l);
+      x.template row_sums<kLogits, false>(s, p.scale, warp, l);
       publish_tiles();
-      barrier_wait<kThreads>(0);
+      barrier_wait<kRuleThreads>(0);
       x.keys(s, a, warp);
-#pragma unroll
-      for (int n = 0; n < 8 * SLABS; ++n) {
-        const float(&y)[4] = x.dk[n / 8][n % 8];
-        s.exchange()[n * 128 + t] = {y[0], y[1], y[2], y[3]};
-      }
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j) {
-        values_as_left(a, x.dq[j]);
-        put_rows(s.dq()[j], a, m0, l);
-      }
-      if (p.dq_terms) write_terms<SLABS>(p, p.dq_terms, x.dq, span, hv, m0, l);
-      barrier_wait<kThreads>(0);
-      if (warp == 0) write_gate_gradients(p, s, span, hv);
+      hand_over<SLABS>(s, x.dk);
+      if (kLogits && p.normalize) project_rows<SLABS>(x.dq, s.q, s.gates.query, m0, l);
+      put_gradients<SLABS>(s.dq(), x.dq, m0, l);
+      if (p.dq_terms) write_terms<SLABS>(p, p.dq_terms, x.dq, span, hv, 0, m0, l);
+      barrier_wait<kRuleThreads>(0);
+      if (warp == 0) write_gate_gradients(p, s, span, chunk, hv);
     } else {
       EraseGradients<SLABS> x = {};
-      const float carry = value_products<SLABS>(p, s, x, span, chunk, hv, warp);
+      const float carry = value_products<true, true>(p, s, x, span, chunk, hv, 0, warp);
       if ((threadIdx.x & 31) == 0) s.carry[4 + warp] = carry;
       float key_p[2];
-      x.scores(s, a, key_p, warp, l);
-      x.row_sums(s, key_p, warp, l);
+      x.template scores<kLogits>(s, a, key_p, warp, l);
+      x.template row_sums<false>(s, key_p, warp, l);
       publish_tiles();
-      barrier_wait<kThreads>(0);
+      barrier_wait<kRuleThreads>(0);
       x.keys(s, a, warp);
-      barrier_wait<kThreads>(0);
-#pragma unroll
-      for (int n = 0; n < 8 * SLABS; ++n) {
-        const float4 y = s.exchange()[n * 128 + t];
-        float(&to)[4] = x.dk[n / 8][n % 8];
-        to[0] += y.x, to[1] += y.y, to[2] += y.z, to[3] += y.w;
-      }
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j) {
-        values_as_left(a, x.dk[j]);
-        put_rows(s.dk()[j], a, m0, l);
-      }
-      if (p.dk_terms) write_terms<SLABS>(p, p.dk_terms, x.dk, span, hv, m0, l);
+      barrier_wait<kRuleThreads>(0);
+      take_over<SLABS>(s, x.dk);
+      if (kLogits && p.normalize) project_rows<SLABS>(x.dk, s.k, s.gates.key, m0, l);
+      put_gradients<SLABS>(s.dk(), x.dk, m0, l);
+      if (p.dk_terms) write_terms<SLABS>(p, p.dk_terms, x.dk, span, hv, 0, m0, l);
     }
-    barrier_wait<kThreads>(0);
-    const TilePlace at;
-    const int64_t key = p.key_at(span.first, hv);
-#pragma unroll
-    for (int j = 0; j < SLABS; ++j) {
-      const int cols = p.key_dim - 64 * j;
-      if (p.dq) at.store(p.dq + key + 64 * j, p.key_stride(), s.dq()[j], span.rows, cols);
-      if (p.dk) at.store(p.dk + key + 64 * j, p.key_stride(), s.dk()[j], span.rows, cols);
-    }
+    barrier_wait<kRuleThreads>(0);
+    store_gradients(p, s, span, hv, 0);
     __syncthreads();
   }
 }
@@ -483,8 +73,14 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 2 : 1) gradient_kernel(
 }  // namespace
 
 void chunk_gradients(const FastBackward& p, cudaStream_t stream) {
+  if (p.key_dim > 128) return wide_chunk_gradients(p, stream);
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
-    launch_fast<GradientShared<SLABS>>(gradient_kernel<SLABS>, kThreads, chunk_grid(p), stream, p);
+    if (p.logits)
+      launch_fast<GradientShared<SLABS>>(gradient_kernel<SLABS, LogitBackward>, kRuleThreads,
+                                         chunk_grid(p), stream, LogitBackward{p});
+    else
+      launch_fast<GradientShared<SLABS>>(gradient_kernel<SLABS, FastBackward>, kRuleThreads,
+                                         chunk_grid(p), stream, p);
   });
 }
 

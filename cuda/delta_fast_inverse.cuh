@@ -7,11 +7,6 @@ namespace ebb::gpu::delta {
 
 inline constexpr int kInverseRow = 68;  // rows of the matrix, padded
 
-__device__ __forceinline__ unsigned to_tf32(float x) {
-  unsigned r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4],
                                          const unsigned (&b)[2]) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -20,21 +15,20 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const unsigned (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// d[16,8] += a[16,8] b[8,8] in f32, each factor as the sum of two tf32 numbers. The order of the
-// eight inner indices is 0, 2, 4, 6, 1, 3, 5, 7, so that an accumulator serves as a: its element e
-// is the operand's {0, 2, 1, 3}[e].
+// x = the sum of two tf32 numbers, of which products look at the upper 19 bits only. Cut, not
+// rounded: cvt.rna is five instructions, and what is lost is below 2^-20 either way.
+__device__ __forceinline__ void split(unsigned& high, unsigned& low, float x) {
+  high = __float_as_uint(x) & 0xffffe000u;
+  low = __float_as_uint(x - __uint_as_float(high));
+}
+// d[16,8] += a[16,8] b[8,8] in f32. The order of the eight inner indices is 0, 2, 4, 6, 1, 3, 5, 7,
+// so that an accumulator serves as a: its element e is the operand's {0, 2, 1, 3}[e].
 __device__ __forceinline__ void mma_f32(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
   unsigned a_high[4], a_low[4], b_high[2], b_low[2];
 #pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    a_high[e] = to_tf32(a[e]);
-    a_low[e] = to_tf32(a[e] - __uint_as_float(a_high[e]));
-  }
+  for (int e = 0; e < 4; ++e) split(a_high[e], a_low[e], a[e]);
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    b_high[e] = to_tf32(b[e]);
-    b_low[e] = to_tf32(b[e] - __uint_as_float(b_high[e]));
-  }
+  for (int e = 0; e < 2; ++e) split(b_high[e], b_low[e], b[e]);
   mma_tf32(d, a_low, b_high);
   mma_tf32(d, a_high, b_low);
   mma_tf32(d, a_high, b_high);

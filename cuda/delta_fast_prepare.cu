@@ -10,25 +10,30 @@ constexpr int kThreads = 64;
 
 template <int SLABS>
 struct PrepareShared {
-  FastGates gates;
-  bf16_t q[64 * key_row(SLABS)];  // then P
+  FastGates gates;                // without the lengths
+  bf16_t q[64 * key_row(SLABS)];  // then P; a row's padding holds lengths
   union {
     bf16_t k[64 * key_row(SLABS)];
     float m[64 * kInverseRow];  // M below the diagonal, then A on and below
   };
+
+  // Reciprocal lengths of key and query r.
+  __device__ __forceinline__ float2& lengths(int r) {
+    return *reinterpret_cast<float2*>(q + r * key_row(SLABS) + 64 * SLABS);
+  }
 };
 
 // Warp 0: the gates of a chunk; lane l has rows 2l and 2l+1. Sums in f64: kept as high + low, their
 // differences are exact to f32.
-__device__ void work_out_gates(const FastProblem& p, Span span, int hv, FastGates& s) {
+template <class P>
+__device__ __forceinline__ void work_out_gates(const P& p, Span span, int hv, FastGates& s) {
   const int lane = int(threadIdx.x) & 31;
   float g[2], beta[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     const int i = 2 * lane + e;
-    const int64_t at = (span.first + i) * p.value_heads + hv;
-    g[e] = i < span.rows ? p.g[at] : 0.f;
-    beta[e] = i < span.rows ? p.beta[at] : 0.f;
+    g[e] = i < span.rows ? p.log_decay_at(span.first + i, hv) : 0.f;
+    beta[e] = i < span.rows ? p.strength_at(span.first + i, hv) : 0.f;
   }
   if (g[0] > 0.f || g[1] > 0.f) *p.positive_decay = 1;
   double x[2];
@@ -55,6 +60,44 @@ __device__ void work_out_gates(const FastProblem& p, Span span, int hv, FastGate
   if (lane < 4) s.total[lane] = __expf(float(total));
 }
 
+// The reciprocal length of a row of 64·SLABS channels (ops/l2_norm.h).
+template <int SLABS>
+__device__ __forceinline__ float reciprocal_length(const bf16_t* s_row) {
+  float sum = 0;
+#pragma unroll
+  for (int c = 0; c < 64 * SLABS; c += 8) {
+    float x[8];
+    load_pack<bf16_t>(x, s_row + c);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum += x[e] * x[e];
+  }
+  return sum > 3.4e38f ? __int_as_float(0x7fffffff) : rsqrtf(sum + 1e-6f);  // never silently zero
+}
+// By all threads: the gates to memory. LOGITS: with the lengths, one token each.
+template <bool LOGITS, int SLABS>
+__device__ __forceinline__ void store_gates(PrepareShared<SLABS>& s, RuleGates& g, int rows,
+                                            bool normalize) {
+  const int t = int(threadIdx.x);
+  if constexpr (!LOGITS) {
+    constexpr int kScan = scan_gate_floats(false) / 4, kSkip = kChunk / 4;  // no γ of reads
+    float4* to = reinterpret_cast<float4*>(&g);
+    for (int i = t; i < kGateFloats / 4; i += kThreads)
+      to[i < kScan ? i : i + kSkip] = reinterpret_cast<const float4*>(&s.gates)[i];
+    return;
+  }
+  float key = 1, query = 1;
+  if (normalize) {
+    key = t < rows ? reciprocal_length<SLABS>(s.k + t * key_row(SLABS)) : 0.f;
+    query = t < rows ? reciprocal_length<SLABS>(s.q + t * key_row(SLABS)) : 0.f;
+  }
+  s.lengths(t) = {key, query};
+  g.key[t] = key, g.query[t] = query;
+  g.gamma[t] = s.gates.gamma[t] * key, g.tail[t] = s.gates.tail[t] * key;
+  g.beta[t] = s.gates.beta[t], g.read[t] = s.gates.gamma[t] * query;
+  g.high[t] = s.gates.high[t], g.low[t] = s.gates.low[t];
+  if (t < 4) g.total[t] = s.gates.total[t];
+}
+
 // QKᵀ and KKᵀ of two 16-row blocks, up to the diagonal: ten tiles, those of block ROWS from FIRST
 // on.
 struct Scores {
@@ -79,14 +122,16 @@ struct Scores {
       }
     }
   }
-  // P = scale QKᵀ∘Γ over the rows of q, M = stril(β KKᵀ∘Γ).
-  template <int ROWS, int FIRST, int SLABS>
+  // P = scale QKᵀ∘Γ over the rows of q, M = stril(β KKᵀ∘Γ), LOGITS: times the lengths.
+  template <bool LOGITS, int ROWS, int FIRST, int SLABS>
   __device__ __forceinline__ void put(PrepareShared<SLABS>& s, float scale, const Lane& l) const {
     constexpr int kTiles = 2 * ROWS + 2;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = 16 * ROWS + l.g + 8 * half;
-      const float beta = s.gates.beta[r], high = s.gates.high[r], low = s.gates.low[r];
+      const float high = s.gates.high[r], low = s.gates.low[r];
+      float beta = s.gates.beta[r], by = scale;
+      if constexpr (LOGITS) beta *= s.lengths(r).x, by *= s.lengths(r).y;
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const int c = 8 * n + 2 * l.c;
@@ -94,11 +139,12 @@ struct Scores {
         if (n < kTiles) {
           const float2 h = *reinterpret_cast<const float2*>(s.gates.high + c);
           const float2 w = *reinterpret_cast<const float2*>(s.gates.low + c);
-          const float decay[2] = {exp2_fast((high - h.x) + (low - w.x)),
-                                  exp2_fast((high - h.y) + (low - w.y))};
+          float decay[2] = {exp2_fast((high - h.x) + (low - w.x)),
+                            exp2_fast((high - h.y) + (low - w.y))};
+          if constexpr (LOGITS) decay[0] *= s.lengths(c).x, decay[1] *= s.lengths(c + 1).x;
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            score[e] = c + e <= r ? scale * decay[e] * qk[FIRST + n % kTiles][2 * half + e] : 0.f;
+            score[e] = c + e <= r ? by * decay[e] * qk[FIRST + n % kTiles][2 * half + e] : 0.f;
             inner[e] = c + e < r ? beta * decay[e] * kk[FIRST + n % kTiles][2 * half + e] : 0.f;
           }
           *reinterpret_cast<float2*>(s.m + r * kInverseRow + c) = {inner[0], inner[1]};
@@ -109,9 +155,12 @@ struct Scores {
   }
 };
 // Block (head, chunk) of two warps; 16-row blocks 0 and 3 are one's, 1 and 2 the other's, the same
-// number of products. 1 gates; flag a positive decay. 2 P and M. 3 A = (I+M)⁻¹. 4 store.
-template <int SLABS>
-__global__ void __launch_bounds__(kThreads, SLABS == 1 ? 8 : 5) prepare_kernel(FastProblem p) {
+// number of products. 1 gates, from their logits if need be, and lengths; flag a positive decay. 2
+// P and M. 3 A = (I+M)⁻¹. 4 store.
+template <int SLABS, class P>
+__global__ void __launch_bounds__(kThreads, SLABS == 1   ? 8
+                                            : SLABS == 2 ? 5
+                                                         : 3) prepare_kernel(P p) {
   auto& s = dynamic_shared<PrepareShared<SLABS>>();
   constexpr int ld = key_row(SLABS);
   const Lane l;
@@ -126,9 +175,7 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 8 : 5) prepare_kernel(F
     if (warp == 0) work_out_gates(p, span, hv, s.gates);  // 1
     wait_copy_groups<0>();
     __syncthreads();
-    float4* g_gates = reinterpret_cast<float4*>(p.gates + chunk * p.value_heads + hv);
-    for (int i = int(threadIdx.x); i < kGateFloats / 4; i += kThreads)
-      g_gates[i] = reinterpret_cast<const float4*>(&s.gates)[i];
+    store_gates<P::kLogits>(s, p.gates[chunk * p.value_heads + hv], span.rows, p.normalize);
     Scores x;  // 2
     if (warp == 0) {
       x.multiply<3, 0>(s, l);
@@ -139,11 +186,11 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 8 : 5) prepare_kernel(F
     }
     __syncthreads();  // M takes the place of the keys
     if (warp == 0) {
-      x.put<3, 0>(s, p.scale, l);
-      x.put<0, 8>(s, p.scale, l);
+      x.template put<P::kLogits, 3, 0>(s, p.scale, l);
+      x.template put<P::kLogits, 0, 8>(s, p.scale, l);
     } else {
-      x.put<2, 0>(s, p.scale, l);
-      x.put<1, 6>(s, p.scale, l);
+      x.template put<P::kLogits, 2, 0>(s, p.scale, l);
+      x.template put<P::kLogits, 1, 6>(s, p.scale, l);
     }
     __syncthreads();
     invert_by_two_warps(s.m, [] {});  // 3
@@ -166,8 +213,13 @@ __global__ void __launch_bounds__(kThreads, SLABS == 1 ? 8 : 5) prepare_kernel(F
 }  // namespace
 
 void prepare_chunks(const FastProblem& p, cudaStream_t stream) {
-  visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
-    launch_fast<PrepareShared<SLABS>>(prepare_kernel<SLABS>, kThreads, chunk_grid(p), stream, p);
+  visit_rule_slabs(p.key_dim, [&]<int SLABS>() {
+    if constexpr (SLABS <= 2)
+      if (p.logits)
+        return launch_fast<PrepareShared<SLABS>>(prepare_kernel<SLABS, LogitProblem>, kThreads,
+                                                 chunk_grid(p), stream, LogitProblem{p});
+    launch_fast<PrepareShared<SLABS>>(prepare_kernel<SLABS, FastProblem>, kThreads, chunk_grid(p),
+                                      stream, p);
   });
 }
 

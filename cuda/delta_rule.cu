@@ -46,9 +46,10 @@ Tensor chunk_offsets(const DeltaRuleProblem& p) {
 template <class T>
 Problem<device_t<T>> make_problem(const DeltaRuleProblem& p, const DeltaRuleSaved& saved,
                                   const Tensor& chunk_before) {
-  Problem<device_t<T>> d;
+  Problem<device_t<T>> d{};
   d.q = ptr<T>(p.q), d.k = ptr<T>(p.k), d.v = ptr<T>(p.v);
-  d.g = ptr<float>(p.g), d.beta = ptr<float>(p.beta), d.h0 = ptr<float>(p.h0);
+  if (!p.in_place) d.g = ptr<float>(p.g), d.beta = ptr<float>(p.beta);  // else of any dtype
+  d.h0 = ptr<float>(p.h0);
   d.a = ptr<T>(saved.a), d.states = ptr<T>(saved.states), d.values = ptr<T>(saved.values);
   d.positive_decay = ebb::device_flags(p.v.device()) + int(DeviceFlag::positive_decay);
   d.scale = float(p.scale);

@@ -5,6 +5,7 @@
 #pragma once
 #include "cuda/tile.cuh"
 #include "ops/delta_rule.h"
+#include "ops/rows.h"
 #include "ops/sequence_cursor.h"
 
 namespace ebb::gpu::delta {
@@ -251,9 +252,65 @@ constexpr bool all_slabs_fit(int operands) {
   return SLABS * operands * 64 * row_length<T>(64) * int(sizeof(T)) <= 38 * 1024;
 }
 
+// A scanning block's share: columns v0... of a head of a sequence.
+struct ScanShare {
+  int v0, cols, head;
+  int64_t n;
+
+  template <class T>
+  __device__ __forceinline__ ScanShare(const Problem<T>& p, int64_t item) {
+    const int64_t tiles = (p.value_dim + kScanColumns - 1) / kScanColumns;
+    v0 = int(item % tiles) * kScanColumns, cols = min(kScanColumns, p.value_dim - v0);
+    head = int(item / tiles % p.value_heads), n = item / tiles / p.value_heads;
+  }
+  template <class T>
+  __device__ __forceinline__ static int64_t count(const Problem<T>& p) {
+    return p.sequences * p.value_heads * ((p.value_dim + kScanColumns - 1) / kScanColumns);
+  }
+};
+
+// A scanning block's way through `count` chunks, the next one's tiles on their way meanwhile where
+// two stages fit. fetch(loader, i) asks for the gates of chunk i, load(stage, i) for its tiles;
+// body(stage, i) finds both in shared memory. A positive decay raises the flag, if there is one.
+enum class Order { forward, reverse };
+template <class T, Order ORDER, class Shared, class Fetch, class Load, class Body>
+__device__ __forceinline__ void walk_chunks(Shared& s, int64_t count, int32_t* positive_decay,
+                                            Fetch&& fetch, Load&& load, Body&& body) {
+  const auto chunk = [&](int64_t step) {
+    return ORDER == Order::reverse ? count - 1 - step : step;
+  };
+  GateLoader loader;
+  if (count > 0) {
+    fetch(loader, chunk(0));
+    load(s.stage[0], chunk(0));
+  }
+  for (int64_t step = 0; step < count; ++step) {
+    auto& now = s.stage[step % Shared::kStages];
+    if (positive_decay && threadIdx.x < 32 && (loader.g[0] > 0.f || loader.g[1] > 0.f))
+      *positive_decay = 1;
+    loader.template finish<T>(now.gates);
+    wait_copies();
+    __syncthreads();
+    const bool more = step + 1 < count;
+    if (more) fetch(loader, chunk(step + 1));
+    if (more && Shared::kStages > 1) load(s.stage[(step + 1) % Shared::kStages], chunk(step + 1));
+    body(now, chunk(step));
+    if (more && Shared::kStages == 1) {
+      __syncthreads();
+      load(now, chunk(step + 1));
+    }
+  }
+}
+
 // Blocks of the scans: one per sequence, value head and kScanColumns columns of V.
 inline int64_t scan_blocks(int64_t sequences, int64_t value_heads, int64_t value_dim) {
   return sequences * value_heads * ceil_div(value_dim, kScanColumns);
+}
+
+// Elements between the rows of neighbouring tokens, each the last `inner` dimensions.
+inline int64_t token_step(const Tensor& t, int inner) {
+  const Rows r = as_rows(t, inner);
+  return r.count > 1 ? r.stride : r.width;
 }
 
 // Chunks of more than 64 tokens are cut: results do not depend on C but for rounding.

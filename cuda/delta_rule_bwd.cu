@@ -110,33 +110,20 @@ __global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
   using Stage = ReverseStage<T, SLABS>;
   auto& s = dynamic_shared<Shared>();
   constexpr int ld = row_length<T>(64), ld_v = row_length<T>(kScanColumns);
-  const int64_t tiles = (p.value_dim + kScanColumns - 1) / kScanColumns;
-  for (int64_t item = blockIdx.x; item < p.sequences * p.value_heads * tiles; item += gridDim.x) {
-    const int v0 = int(item % tiles) * kScanColumns, cols = min(kScanColumns, p.value_dim - v0);
-    const int hv = int(item / tiles % p.value_heads);
-    const int64_t n = item / tiles / p.value_heads;
+  for (int64_t item = blockIdx.x; item < ScanShare::count(p); item += gridDim.x) {
+    const ScanShare at(p, item);
+    const int v0 = at.v0, cols = at.cols, hv = at.head;
+    const int64_t n = at.n;
     const ChunkWalk walk(p, n);
     Accumulator<T, kScanColumns> state[SLABS];
     read_state(state, p.dht, n * p.value_heads + hv, v0, p);
-    GateLoader loader;
-    if (walk.count > 0) {
-      const Span last = walk.span(p, walk.count - 1);
-      loader.fetch(p, last, hv);
-      load_stage<T, SLABS>(p, last, hv, v0, s.stage[0]);
-    }
-    for (int64_t step = 0; step < walk.count; ++step) {
-      const int64_t i = walk.count - 1 - step;
-      Stage& now = s.stage[step % Shared::kStages];
+    const auto fetch = [&](GateLoader& loader, int64_t i) { loader.fetch(p, walk.span(p, i), hv); };
+    const auto load = [&](Stage& stage, int64_t i) {
+      load_stage<T, SLABS>(p, walk.span(p, i), hv, v0, stage);
+    };
+    walk_chunks<T, Order::reverse>(s, walk.count, nullptr, fetch, load, [&](Stage& now, int64_t i) {
       const Span span = walk.span(p, i);
       const int rows = (span.rows + 15) & ~15;
-      loader.template finish<T>(now.gates);
-      wait_copies();
-      __syncthreads();
-      const bool more = i > 0;
-      if (more) loader.fetch(p, walk.span(p, i - 1), hv);
-      if (more && Shared::kStages > 1)
-        load_stage<T, SLABS>(p, walk.span(p, i - 1), hv, v0, s.stage[(step + 1) % Shared::kStages]);
-
       Accumulator<T, kScanColumns> acc;  // 1, 2
       acc.clear();
 #pragma unroll
@@ -187,11 +174,7 @@ __global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
         multiply<Stored::columns, Stored::rows>(state[slab], now.q[held], ld, now.d_o, ld_v, rows);
         multiply<Stored::columns, Stored::rows>(state[slab], now.k[held], ld, now.x, ld_v, rows);
       }
-      if (more && Shared::kStages == 1) {
-        __syncthreads();
-        load_stage<T, SLABS>(p, walk.span(p, i - 1), hv, v0, now);
-      }
-    }
+    });
     if (p.dh0) write_state(p.dh0, state, n * p.value_heads + hv, v0, p);  // 5
     __syncthreads();
   }

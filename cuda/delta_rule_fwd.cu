@@ -92,31 +92,20 @@ __global__ void __launch_bounds__(kTileThreads) scan_kernel(Problem<T> p, float*
   using Stage = ScanStage<T, SLABS>;
   auto& s = dynamic_shared<Shared>();
   constexpr int ld = row_length<T>(64), ld_v = row_length<T>(kScanColumns);
-  const int64_t tiles = (p.value_dim + kScanColumns - 1) / kScanColumns;
-  for (int64_t item = blockIdx.x; item < p.sequences * p.value_heads * tiles; item += gridDim.x) {
-    const int v0 = int(item % tiles) * kScanColumns, cols = min(kScanColumns, p.value_dim - v0);
-    const int hv = int(item / tiles % p.value_heads);
-    const int64_t n = item / tiles / p.value_heads;
+  for (int64_t item = blockIdx.x; item < ScanShare::count(p); item += gridDim.x) {
+    const ScanShare at(p, item);
+    const int v0 = at.v0, cols = at.cols, hv = at.head;
+    const int64_t n = at.n;
     const ChunkWalk walk(p, n);
     Accumulator<T, kScanColumns> state[SLABS];
     read_state(state, p.h0, n * p.value_heads + hv, v0, p);
-    GateLoader loader;
-    if (walk.count > 0) {
-      loader.fetch(p, walk.span(p, 0), hv);
-      load_stage<T, SLABS>(p, walk.span(p, 0), hv, v0, s.stage[0]);
-    }
-    for (int64_t i = 0; i < walk.count; ++i) {
-      Stage& now = s.stage[i % Shared::kStages];
+    const auto fetch = [&](GateLoader& loader, int64_t i) { loader.fetch(p, walk.span(p, i), hv); };
+    const auto load = [&](Stage& stage, int64_t i) {
+      load_stage<T, SLABS>(p, walk.span(p, i), hv, v0, stage);
+    };
+    walk_chunks<T, Order::forward>(s, walk.count, nullptr, fetch, load, [&](Stage& now, int64_t i) {
       const Span span = walk.span(p, i);
       const int rows = (span.rows + 15) & ~15;
-      loader.finish<T>(now.gates);
-      wait_copies();
-      __syncthreads();
-      const bool more = i + 1 < walk.count;
-      if (more) loader.fetch(p, walk.span(p, i + 1), hv);
-      if (more && Shared::kStages > 1)
-        load_stage<T, SLABS>(p, walk.span(p, i + 1), hv, v0, s.stage[(i + 1) % Shared::kStages]);
-
       Accumulator<T, kScanColumns> acc;  // 1, 2
       acc.clear();
 #pragma unroll
@@ -160,11 +149,7 @@ __global__ void __launch_bounds__(kTileThreads) scan_kernel(Problem<T> p, float*
         multiply<Stored::columns, Stored::rows>(state[slab], now.k[Stage::kAllSlabs ? slab : 0], ld,
                                                 now.v, ld_v, rows);
       }
-      if (more && Shared::kStages == 1) {
-        __syncthreads();
-        load_stage<T, SLABS>(p, walk.span(p, i + 1), hv, v0, now);
-      }
-    }
+    });
     if (ht) write_state(ht, state, n * p.value_heads + hv, v0, p);  // 5
     __syncthreads();
   }
@@ -226,6 +211,10 @@ __global__ void __launch_bounds__(kTileThreads) read_kernel(Problem<T> p, T* o) 
 }  // namespace ebb::gpu::delta
 
 namespace ebb::gpu {
+
+bool gated_delta_rule_fuses(const DeltaRuleProblem& problem) {
+  return problem.key_dim() <= 128 && delta::fast_sizes(problem);
+}
 
 DeltaRuleSaved gated_delta_rule_fwd(const DeltaRuleProblem& problem, const Tensor& o,
                                     const Tensor& ht) {

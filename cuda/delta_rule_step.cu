@@ -1,14 +1,12 @@
 // One decoding step of the delta rule, with a decay per head (ops/delta_rule.h) or per channel
 // (ops/delta_rule_channel.h): bound by the state, which is read and written once.
-#include "cuda/common.cuh"
-#include "ops/delta_rule.h"
-#include "ops/delta_rule_channel.h"
+#include "cuda/delta_rule_step.cuh"
 #include "tensor/device_flags.h"
 
 namespace ebb::gpu {
 namespace {
 
-constexpr int kLanes = 32, kGroups = 8;  // columns or quads of columns; row groups that share them
+using namespace delta;
 
 template <class T>
 struct Step {
@@ -23,21 +21,6 @@ struct Step {
   bool by_channel;
   int64_t batch;
 };
-
-// Sums over the kGroups threads of a column, in order; the same values in each. s is free again
-// after the block's next barrier.
-template <int V>
-__device__ __forceinline__ void sum_columns(float (&x)[V], float (*s)[kLanes][V]) {
-#pragma unroll
-  for (int e = 0; e < V; ++e) s[threadIdx.y][threadIdx.x][e] = x[e];
-  __syncthreads();
-#pragma unroll
-  for (int e = 0; e < V; ++e) x[e] = 0.f;
-#pragma unroll
-  for (int y = 0; y < kGroups; ++y)
-#pragma unroll
-    for (int e = 0; e < V; ++e) x[e] += s[y][threadIdx.x][e];
-}
 
 // What a row of the state needs; lane i holds it for row y+8i of its warp.
 struct RowFactors {
@@ -57,7 +40,6 @@ struct RowFactors {
     erase = (p.erase ? p.erase[gate] : beta) * k * alpha;
   }
 };
-__device__ __forceinline__ float of_row(float x, int i) { return __shfl_sync(0xffffffffu, x, i); }
 
 // Item (batch, value head, 32·V columns), block (32,8): warp y holds rows y, y+8, ... of the state
 // in registers, ROWS of them, a lane V columns. 1 read S. 2 u = w∘v − Sᵀ(b∘k∘α). 3 S = α∘S + k uᵀ,
@@ -122,63 +104,54 @@ __global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1) step_kerne
 
 template <class T, int V>
 void launch(const Step<T>& p, cudaStream_t stream) {
-  const int64_t blocks = p.batch * p.value_heads * ceil_div(p.value_dim, kLanes * V);
-  const unsigned grid = unsigned(std::min<int64_t>(blocks, (int64_t(1) << 31) - 1));
-  const dim3 block(kLanes, kGroups);
-  if (p.key_dim <= 64)
-    step_kernel<T, 8, V><<<grid, block, 0, stream>>>(p);
-  else if (p.key_dim <= 128)
-    step_kernel<T, 16, V><<<grid, block, 0, stream>>>(p);
-  else
-    step_kernel<T, 32, V><<<grid, block, 0, stream>>>(p);
+  visit_step_rows(p.key_dim, [&]<int ROWS>() {
+    step_kernel<T, ROWS, V>
+        <<<step_grid(p.batch * p.value_heads, p.value_dim, V), dim3(kLanes, kGroups), 0, stream>>>(
+            p);
+  });
   check_launch();
 }
 
-// Sizes, outputs and launch. Four columns a thread where rows of V and their addresses allow.
+// Whether every input is finished and dense.
+bool is_finished(const DeltaRuleStep& p) {
+  if (p.normalize || p.sigmoid || p.A_log) return false;
+  for (const Rows* r : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.erase, &p.write})
+    if (r->t && r->count > 1 && r->stride != r->width) return false;
+  return true;
+}
+
 template <class T>
-void run(Step<T> p, const Tensor& state, const Tensor& o, int heads) {
+Step<device_t<T>> make_step(const DeltaRuleStep& from, const Tensor& state, const Tensor& o) {
+  Step<device_t<T>> p{};
+  p.q = ptr<T>(from.q.t), p.k = ptr<T>(from.k.t), p.v = ptr<T>(from.v.t), p.o = ptr<T>(o);
+  p.g = ptr<float>(from.g.t), p.beta = ptr<float>(from.beta.t);
+  p.erase = ptr<float>(from.erase.t), p.write = ptr<float>(from.write.t);
+  p.scale = float(from.scale), p.by_channel = from.by_channel;
   p.state = ptr<float>(state);
-  p.positive_decay = gpu::device_flags(o.device()) + int(DeviceFlag::positive_decay);
-  p.heads = heads, p.value_heads = int(state.size(1));
+  p.positive_decay = ebb::device_flags(o.device()) + int(DeviceFlag::positive_decay);
+  p.heads = int(from.heads), p.value_heads = int(state.size(1));
   p.key_dim = int(state.size(2)), p.value_dim = int(state.size(3));
   p.batch = state.size(0);
-  const auto aligned = [](const void* x, size_t bytes) {
-    return reinterpret_cast<uintptr_t>(x) % bytes == 0;
-  };
-  const bool quads = p.value_dim % 4 == 0 && aligned(p.state, 16) && aligned(p.write, 16) &&
-                     aligned(p.v, 4 * sizeof(T)) && aligned(p.o, 4 * sizeof(T));
-  if (quads)
-    launch<T, 4>(p, stream_of(o));
-  else
-    launch<T, 1>(p, stream_of(o));
+  return p;
 }
 
 }  // namespace
 
-void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                           const Tensor& beta, const Tensor& state, double scale, const Tensor& o) {
+void delta_rule_step(const DeltaRuleStep& from, const Tensor& state, const Tensor& o) {
   if (o.numel() == 0) return;
-  visit_compute(v.dtype(), [&]<class Host>() {
-    Step<device_t<Host>> p{};
-    p.q = ptr<Host>(q), p.k = ptr<Host>(k), p.v = ptr<Host>(v), p.o = ptr<Host>(o);
-    p.g = ptr<float>(g), p.beta = ptr<float>(beta);
-    p.scale = float(scale);
-    run(p, state, o, int(q.size(1)));
-  });
-}
-
-void channel_delta_rule_step(const DeltaRuleProblem& problem, const Tensor& state,
-                             const Tensor& o) {
-  if (o.numel() == 0) return;
-  visit_compute(o.dtype(), [&]<class Host>() {
-    Step<device_t<Host>> p{};
-    p.q = ptr<Host>(problem.q), p.k = ptr<Host>(problem.k), p.v = ptr<Host>(problem.v);
-    p.o = ptr<Host>(o);
-    p.g = ptr<float>(problem.g), p.beta = ptr<float>(problem.beta);
-    p.erase = ptr<float>(problem.erase), p.write = ptr<float>(problem.write);
-    p.scale = float(problem.scale);
-    p.by_channel = true;
-    run(p, state, o, int(problem.heads()));
+  if (!is_finished(from)) return logit_step(from, state, o);
+  visit_compute(o.dtype(), [&]<class T>() {
+    const Step<device_t<T>> p = make_step<T>(from, state, o);
+    const auto aligned = [](const void* x, size_t bytes) {
+      return reinterpret_cast<uintptr_t>(x) % bytes == 0;
+    };
+    // Four columns a thread where rows of V and their addresses allow.
+    const bool quads = p.value_dim % 4 == 0 && aligned(p.state, 16) && aligned(p.write, 16) &&
+                       aligned(p.v, 4 * sizeof(T)) && aligned(p.o, 4 * sizeof(T));
+    if (quads)
+      launch<device_t<T>, 4>(p, stream_of(o));
+    else
+      launch<device_t<T>, 1>(p, stream_of(o));
   });
 }
 

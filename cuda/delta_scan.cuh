@@ -80,29 +80,30 @@ __device__ __forceinline__ void each_item(const Problem<bf16_t>& p, const Segmen
   }
 }
 
-// With a decay per head; v is V or dO.
-__device__ __forceinline__ ScanSource<2> gated_source(const FastProblem& p, const bf16_t* v, int hv,
-                                                      int64_t token, int64_t chunk) {
-  const int64_t key = p.key_at(token, hv);
+// With a decay per head; v is V or dO, `step` elements from token to token.
+__device__ __forceinline__ ScanSource<2> gated_source(const FastProblem& p, const bf16_t* v,
+                                                      int64_t step, int hv, int64_t token,
+                                                      int64_t chunk) {
+  const int64_t key = token * p.key_step + int64_t(hv / (p.value_heads / p.heads)) * p.key_dim;
   const bf16_t* a = p.a + p.row_at(token, hv) * 2 * kChunk;
   return {{p.k + key, p.q + key},
-          v + p.value_at(token, hv),
+          v + token * step + int64_t(hv) * p.value_dim,
           a,
           a + kChunk,
           reinterpret_cast<const float*>(p.gates + chunk * p.value_heads + hv),
-          p.key_stride(),
-          p.value_stride(),
-          kScanGateFloats};
+          p.key_step,
+          step,
+          scan_gate_floats(p.logits)};
 }
-inline ScanMaps<2> gated_maps(const FastProblem& p, const bf16_t* v, Device device) {
+inline ScanMaps<2> gated_maps(const FastProblem& p, const bf16_t* v, int64_t step, Device device) {
   const auto keys = [&](const bf16_t* g) {
-    return tile_map(g, p.key_dim, p.heads, p.key_dim, p.tokens, p.key_stride(), device);
+    return tile_map(g, p.key_dim, p.heads, p.key_dim, p.tokens, p.key_step, device);
   };
   const auto square = [&](const bf16_t* g) {
     return tile_map(g, kChunk, p.value_heads, p.tokens * 2 * kChunk, p.tokens, 2 * kChunk, device);
   };
   return {{keys(p.k), keys(p.q)},
-          tile_map(v, p.value_dim, p.value_heads, p.value_dim, p.tokens, p.value_stride(), device),
+          tile_map(v, p.value_dim, p.value_heads, p.value_dim, p.tokens, step, device),
           square(p.a),
           square(p.a + kChunk),
           p.value_heads / p.heads};
@@ -187,6 +188,35 @@ template <int SLABS>
 __device__ __forceinline__ void settle_state(float (&state)[SLABS][8][4]) {
 #pragma unroll
   for (int j = 0; j < SLABS; ++j) settle(state[j]);
+}
+
+// A transposed state of more than 128 channels has no room as left operands beside itself: it goes
+// to shared memory slab by slab, where the products find it. By all multiplying threads.
+template <int SLABS>
+__device__ __forceinline__ void publish_state(SwizzledTile (&s)[SLABS],
+                                              const float (&state)[SLABS][8][4], int warp) {
+#pragma unroll
+  for (int j = 0; j < SLABS; ++j) {
+    unsigned a[4][4];
+    values_as_left(a, state[j]);
+    const int lane = int(threadIdx.x) & 31;
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      store_matrices<false>(
+          s[j].at(16 * warp + 8 * ((lane >> 3) & 1) + (lane & 7), 16 * k + 8 * (lane >> 4)), a[k]);
+  }
+  publish_tiles();
+  barrier_wait<kMultiplyThreads>(kStatePut);
+  barrier_arrive<256>(kStateReady);
+}
+// x = state · keysᵀ, the state from there.
+template <int SLABS>
+__device__ __forceinline__ void multiply_state(float (&x)[8][4], const SwizzledTile (&state)[SLABS],
+                                               const SwizzledTile (&keys)[SLABS], int warp) {
+  multiply_tiles<true, Inner::last, Inner::last>(x, state[0], keys[0], warp);
+#pragma unroll
+  for (int j = 1; j < SLABS; ++j)
+    multiply_tiles<false, Inner::last, Inner::last>(x, state[j], keys[j], warp);
 }
 
 // Registers of a [16, 64 tokens] tile scaled token by token.

@@ -68,8 +68,8 @@ struct ScanFetch {
       part(to.added, from.added, p.key_dim, p.value_dim - item.v0, p.key_dim);
       tile(to.local, from.local, from.local_stride, p.value_dim - item.v0);
     }
-    if (4 * thread < from.number_count)
-      copy_async(to.numbers + 4 * thread, from.numbers + 4 * thread);
+    for (int i = 4 * thread; i < from.number_count; i += 4 * kFetchThreads / 2)
+      copy_async(to.numbers + i, from.numbers + i);
     wait_copies();
     publish_tiles();
   }
@@ -128,15 +128,16 @@ struct ScanStore {
 
   __device__ __forceinline__ ScanStore(const Problem<bf16_t>& p, const ScanItem& at,
                                        ScanShared<SLABS, KEYS, LOCAL>& shared, bf16_t* g_values,
-                                       bf16_t* g_other)
+                                       bf16_t* g_other, int64_t other_step)
       : s(shared), item(at), steps(int(at.steps)), last_rows(at.last_rows()) {
     const int t = int(threadIdx.x) & 127;
     r = t / 8, c = t % 8 * 8;
     cols = p.value_dim - at.v0 - c, key_cols = p.key_dim - c;
-    value_stride = p.value_stride(), value_dim = p.value_dim;
+    value_stride = other_step, value_dim = p.value_dim;
     const int64_t token = at.walk.begin + chunk_of_step<REVERSE>(at, 0) * kChunk;
     values = g_values ? g_values + (p.row_at(token, at.hv) + r) * value_dim + at.v0 + c : nullptr;
-    other = g_other ? g_other + p.value_at(token, at.hv) + at.v0 + r * value_stride + c : nullptr;
+    other = g_other ? g_other + (token + r) * value_stride + int64_t(at.hv) * value_dim + at.v0 + c
+                    : nullptr;
   }
   __device__ __forceinline__ void put(bf16_t* g, int64_t stride, const SwizzledTile& tile,
                                       int rows) const {
@@ -147,27 +148,38 @@ struct ScanStore {
         store_word(reinterpret_cast<uint4*>(g + 16 * i * stride),
                    *reinterpret_cast<const uint4*>(from + 16 * i * 64));
   }
-  // state_rows(span, chunk): where the state of that chunk goes, from column v0 of V on.
+  template <class F>
+  __device__ __forceinline__ void put_state(int step, int rows, F&& state_rows) const {
+    constexpr int kStates = ScanShared<SLABS, KEYS, LOCAL>::kStates;
+    const int64_t chunk = chunk_of_step<REVERSE>(item, step);
+    const Span span{item.walk.begin + chunk * kChunk, rows, item.sequence};
+    const StateRows to = state_rows(span, item.walk.first + chunk);
+#pragma unroll
+    for (int j = 0; j < SLABS; ++j)
+      if (key_cols > 64 * j)
+        put(to.at + r * to.stride + c + 64 * j, to.stride, s.states[step % kStates][j], cols + c);
+    if (step + kStates < steps) barrier_arrive<256>(kFree + step % kStates);
+  }
+  // state_rows(span, chunk): where the state of that chunk goes, from column v0 of V on. Of a
+  // single place for states the products only read, and it is stored while they run.
   template <class F>
   __device__ __forceinline__ void run(F&& state_rows) {
     constexpr int kOuts = ScanShared<SLABS, KEYS, LOCAL>::kOuts;
+    constexpr bool kEarly = ScanShared<SLABS, KEYS, LOCAL>::kStates == 1;
     for (int step = 0; step < steps; ++step) {
+      const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
+      if (kEarly) {
+        barrier_wait<256>(kStateReady);
+        put_state(step, n, state_rows);
+      }
       barrier_wait<256>(kReady + (step & 1));
       const ValueOutputs& from = s.out[step % kOuts];
-      const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
       if (cols > 0) {
         if (values) put(values, value_dim, from.values, n);
         if (other) put(other, value_stride, from.other, n);
       }
       if (step + kOuts < steps) barrier_arrive<256>(kFreeValues + step % kOuts);
-      const int64_t chunk = chunk_of_step<REVERSE>(item, step);
-      const Span span{item.walk.begin + chunk * kChunk, n, item.sequence};
-      const StateRows to = state_rows(span, item.walk.first + chunk);
-#pragma unroll
-      for (int j = 0; j < SLABS; ++j)
-        if (key_cols > 64 * j)
-          put(to.at + r * to.stride + c + 64 * j, to.stride, s.states[step & 1][j], cols + c);
-      if (step + 2 < steps) barrier_arrive<256>(kFree + (step & 1));
+      if (!kEarly) put_state(step, n, state_rows);
       if (values) values += kStep * kChunk * value_dim;
       if (other) other += kStep * kChunk * value_stride;
     }

@@ -22,8 +22,9 @@ struct ScanLocal<true> {
 template <int SLABS, int KEYS, bool LOCAL = false>
 struct ScanInputs : ScanLocal<LOCAL> {
   SwizzledTile keys[KEYS][SLABS], a, p, v;  // v: V or dO
-  // With a decay per head γ, τ, β, γ_n; else γ_n by channel and β.
-  float numbers[KEYS == 2 ? kScanGateFloats : 64 * SLABS + kChunk];
+  // With a decay per head γ, τ, β, γ_n and, for K <= 128, γ of the reads; else γ_n by channel and
+  // β.
+  float numbers[KEYS == 2 ? scan_gate_floats(SLABS <= 2) : 64 * SLABS + kChunk];
 
   __device__ __forceinline__ const SwizzledTile (&k() const)[SLABS] { return keys[0]; }
   __device__ __forceinline__ const SwizzledTile (&q() const)[SLABS] { return keys[1]; }
@@ -32,16 +33,20 @@ struct ScanInputs : ScanLocal<LOCAL> {
   __device__ __forceinline__ const float* tail() const { return numbers + kChunk; }
   __device__ __forceinline__ const float* beta() const { return numbers + 2 * kChunk; }
   __device__ __forceinline__ float total() const { return numbers[3 * kChunk]; }
+  // Of the reads: apart, or as that of the keys.
+  __device__ __forceinline__ const float* read(bool apart) const {
+    return SLABS <= 2 && apart ? numbers + 3 * kChunk + 4 : numbers;
+  }
 };
 struct ValueOutputs {
   SwizzledTile values, other;  // [tokens,V]
 };
 template <int SLABS, int KEYS, bool LOCAL = false>
 struct ScanShared {
-  static constexpr int kStages = !LOCAL && (SLABS == 1 || KEYS == 2) ? 3 : 2;
-  static constexpr int kOuts = SLABS == 1 ? 2 : 1;  // the states have two always
+  static constexpr int kStages = !LOCAL && (SLABS == 1 || (SLABS == 2 && KEYS == 2)) ? 3 : 2;
+  static constexpr int kOuts = SLABS == 1 ? 2 : 1, kStates = SLABS > 2 ? 1 : 2;
   ScanInputs<SLABS, KEYS, LOCAL> in[kStages];
-  SwizzledTile states[2][SLABS];  // [V,K]
+  SwizzledTile states[kStates][SLABS];  // [V,K]
   ValueOutputs out[kOuts];
   uint64_t arrived[kStages];
 };
@@ -86,6 +91,8 @@ __device__ __forceinline__ void give_registers() {
 }
 // First ids of the barriers, each between the 128 multiplying threads and some of the others.
 inline constexpr int kDone = 1, kFree = 4, kReady = 6, kFreeValues = 8;
+inline constexpr int kStatePut = 10;    // of the multiplying threads alone
+inline constexpr int kStateReady = 11;  // with the storing ones, where states have one place
 // Of all threads, each role in a loop of its own: not the barrier of __syncthreads().
 inline constexpr int kItemDone = 15;
 

@@ -95,17 +95,19 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-bool scans_fit(Device device) {
+bool scans_fit(Device device, bool wide) {
   int shared = 0;  // bytes a block may have
   cuda_check(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device.index),
              "device attribute");
-  return size_t(shared) >= sizeof(ScanShared<2, 3>);
+  return size_t(shared) >= (wide ? sizeof(ScanShared<4, 2>)
+                                 : std::max(sizeof(ScanShared<2, 3>), sizeof(ScanShared<2, 2>)));
 }
 
 Segments cut_sequences(const Problem<bf16_t>& p, Device device, Tensor (&buffers)[2]) {
   Segments segments;
   const int64_t heads = p.sequences * p.value_heads, processors = multiprocessors(device);
-  if (heads == 0 || p.chunks == 0) return segments;
+  // M of more than 128 channels does not fit into chain_kernel's shared memory.
+  if (heads == 0 || p.chunks == 0 || p.key_dim > 128) return segments;
   // The scan's blocks and the first pass's must both find room at once, or cutting costs more than
   // it brings; so does cutting into fewer than three, or below eight chunks.
   const int64_t by_scan = processors / (heads * ScanItem::tiles(p, false));

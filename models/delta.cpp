@@ -3,14 +3,12 @@
 #include <cmath>
 
 #include "autograd/tape.h"
+#include "models/heads.h"
 #include "ops/causal_conv1d.h"
 #include "ops/decay_gate.h"
-#include "ops/delta_rule.h"
 #include "ops/gated_rms_norm.h"
-#include "ops/l2_norm.h"
 #include "ops/matmul.h"
 #include "ops/movement.h"
-#include "ops/sigmoid_gate.h"
 #include "tensor/check.h"
 
 namespace ebb {
@@ -40,6 +38,16 @@ GatedDeltaNet::GatedDeltaNet(const ModelConfig& c)
   dt_bias_ = register_parameter("dt_bias", Tensor::zeros({v_heads_}), WeightDecay::off);
   o_norm_ = register_parameter("o_norm.weight", Tensor::full({value_dim_}, 1), WeightDecay::off);
   output_ = register_parameter("o_proj.weight", Tensor::zeros({d, values}));
+}
+
+// The recurrence is given q and k before their normalisation and logits of its gates.
+DeltaRuleOptions GatedDeltaNet::rule_options() const {
+  return {.scale = 1 / std::sqrt(double(key_dim_)),
+          .normalize_qk = true,
+          .sigmoid = true,
+          .beta_scale = beta_scale_,
+          .A_log = A_log_.var(),
+          .dt_bias = dt_bias_.var()};
 }
 
 // The columns of the input product.
@@ -76,17 +84,12 @@ Var GatedDeltaNet::forward(const Var& x, const SeqLayout& layout, const MixerSta
   const CausalConv1d conv =
       causal_conv1d(p.qkv, conv_.var(), {}, initial ? Var(initial->tensors.at(1)) : Var(),
                     {.final_state = final != nullptr, .layout = layout});
-  const std::vector<Var> qkv = split(conv.y, -1, {2 * keys, v_heads_ * value_dim_});
-  const Var qk = l2_norm(reshape(qkv[0], {B, T, 2 * heads_, key_dim_}));
-  const std::vector<Var> halves = split(qk, 2, {heads_, heads_});
-  const Var v = reshape(qkv[1], {B, T, v_heads_, value_dim_});
-  const Var g = decay_gate(p.a, A_log_.var(), dt_bias_.var());
-  const Var beta = sigmoid_gate(p.b, beta_scale_);
-  const DeltaRuleOutput r = gated_delta_rule(halves[0], halves[1], v, g, beta,
-                                             initial ? Var(initial->tensors.at(0)) : Var(),
-                                             {.scale = 1 / std::sqrt(double(key_dim_)),
-                                              .want_final_state = final != nullptr,
-                                              .layout = layout});
+  const std::vector<Var> qkv = split(conv.y, -1, {keys, keys, v_heads_ * value_dim_});
+  DeltaRuleOptions options = rule_options();
+  options.want_final_state = final != nullptr, options.layout = layout;
+  const DeltaRuleOutput r = gated_delta_rule(
+      in_heads(qkv[0], heads_), in_heads(qkv[1], heads_), in_heads(qkv[2], v_heads_), p.a, p.b,
+      initial ? Var(initial->tensors.at(0)) : Var(), options);
   if (final) final->tensors = {r.ht.value(), conv.final_state.value()};
   return finish(r.o, p.gate, {B, T});
 }
@@ -98,13 +101,13 @@ Var GatedDeltaNet::step(const Var& x, MixerState& state) {
   const Projected p = project(x);
   const Tensor qkv = causal_conv1d_step(p.qkv.value(), conv_.master(), {}, state.tensors.at(1),
                                         ConvActivation::silu);
-  const Tensor qk = l2_norm(qkv.slice(1, 0, 2 * keys).reshape({N, 2 * heads_, key_dim_})).value();
-  const Tensor v = qkv.slice(1, 2 * keys, qkv.size(1)).reshape({N, v_heads_, value_dim_});
-  const Tensor g = decay_gate(p.a, A_log_.var(), dt_bias_.var()).value();
-  const Tensor beta = sigmoid_gate(p.b, beta_scale_).value();
+  const auto columns = [&](int64_t first, int64_t heads, int64_t width) {
+    return qkv.slice(1, first, first + heads * width).reshape({N, heads, width});
+  };
   const Tensor o =
-      gated_delta_rule_step(qk.slice(1, 0, heads_), qk.slice(1, heads_, 2 * heads_), v, g, beta,
-                            state.tensors.at(0), 1 / std::sqrt(double(key_dim_)));
+      gated_delta_rule_step(columns(0, heads_, key_dim_), columns(keys, heads_, key_dim_),
+                            columns(2 * keys, v_heads_, value_dim_), p.a.value(), p.b.value(),
+                            state.tensors.at(0), rule_options());
   return finish(o, p.gate, {N});
 }
 

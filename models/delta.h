@@ -3,6 +3,7 @@
 #pragma once
 #include "models/config.h"
 #include "nn/mixer.h"
+#include "ops/delta_rule.h"
 
 namespace ebb {
 
@@ -21,6 +22,7 @@ class GatedDeltaNet : public Mixer {
   struct Projected;
   Projected project(const Var& x) const;
   Var finish(const Var& o, const Var& gate, const Shape& lead) const;
+  DeltaRuleOptions rule_options() const;
 
   int64_t heads_, v_heads_, key_dim_, value_dim_, conv_width_;
   double eps_, beta_scale_;

@@ -3,13 +3,12 @@
 #include <cmath>
 
 #include "autograd/tape.h"
+#include "models/heads.h"
 #include "ops/causal_conv1d.h"
 #include "ops/decay_gate.h"
 #include "ops/gated_rms_norm.h"
-#include "ops/l2_norm.h"
 #include "ops/matmul.h"
 #include "ops/movement.h"
-#include "ops/sigmoid_gate.h"
 #include "tensor/check.h"
 
 namespace ebb {
@@ -51,8 +50,8 @@ ChannelDeltaNet::ChannelDeltaNet(const ModelConfig& c, DeltaGates gates)
 // What the input becomes before anything looks along time.
 struct ChannelDeltaNet::Projected {
   Var qkv;   // [...,2·H·K + HV·V]
-  Var g;     // [...,HV,K] log decays
-  Var b;     // [...,HV] or [...,HV,K]
+  Var z;     // [...,HV,K] logits of the decays
+  Var b;     // [...,HV] or [...,HV,K], logits too
   Var w;     // [...,HV,V], GDN2
   Var gate;  // [...,HV·V] of the output
 };
@@ -67,20 +66,28 @@ ChannelDeltaNet::Projected ChannelDeltaNet::project(const Var& x) const {
   if (rest > 0) sizes.push_back(rest);
   const std::vector<Var> parts = split(all, -1, sizes);
 
-  const Shape lead = x.shape().first(x.dim() - 1);
-  const auto heads = [&](const Var& t, int64_t count, int64_t width) {
-    Shape shape = lead;
-    shape.push_back(count);
-    shape.push_back(width);
-    const Var apart = reshape(t, shape);
+  const auto heads = [&](const Var& t, int64_t count) {
+    const Var apart = in_heads(t, count);
     return count == v_heads_ ? apart : repeat_interleave(apart, apart.dim() - 2, v_heads_ / count);
   };
-  const Var z = linear(parts[2], decay_.var());
-  const Var g = decay_gate(z, A_log_.var(), dt_bias_.var(), {.lower_bound = lower_bound_});
-  const Var b = sigmoid_gate(parts[4], erase_scale_);
-  return {parts[0], heads(g, gate_heads_, key_dim_), wide ? heads(b, gate_heads_, key_dim_) : b,
-          wide ? heads(sigmoid_gate(parts[1]), v_heads_, value_dim_) : Var(),
+  return {parts[0], heads(linear(parts[2], decay_.var()), gate_heads_),
+          wide ? heads(parts[4], gate_heads_) : parts[4], wide ? heads(parts[1], v_heads_) : Var(),
           linear(parts[3], gate_.var(), gate_bias_.var())};
+}
+
+// The recurrence is given q and k before their normalisation and logits of its gates.
+DeltaRuleOptions ChannelDeltaNet::rule_options() const {
+  const int64_t shared = v_heads_ / gate_heads_;  // value heads that share a gate
+  Var A_log = A_log_.var(), dt_bias = reshape(dt_bias_.var(), {gate_heads_, key_dim_});
+  if (shared > 1)
+    A_log = repeat_interleave(A_log, 0, shared), dt_bias = repeat_interleave(dt_bias, 0, shared);
+  return {.scale = 1 / std::sqrt(double(key_dim_)),
+          .normalize_qk = true,
+          .sigmoid = true,
+          .beta_scale = erase_scale_,
+          .A_log = A_log,
+          .dt_bias = dt_bias,
+          .lower_bound = lower_bound_};
 }
 
 Var ChannelDeltaNet::finish(const Var& o, const Var& gate, const Shape& lead) const {
@@ -101,17 +108,13 @@ Var ChannelDeltaNet::forward(const Var& x, const SeqLayout& layout, const MixerS
   const CausalConv1d conv =
       causal_conv1d(p.qkv, conv_.var(), {}, initial ? Var(initial->tensors.at(1)) : Var(),
                     {.final_state = final != nullptr, .layout = layout});
-  const std::vector<Var> qkv = split(conv.y, -1, {2 * keys, v_heads_ * value_dim_});
-  const Var qk = l2_norm(reshape(qkv[0], {B, T, 2 * heads_, key_dim_}));
-  const std::vector<Var> halves = split(qk, 2, {heads_, heads_});
-  const Var v = reshape(qkv[1], {B, T, v_heads_, value_dim_});
-  const Var h0 = initial ? Var(initial->tensors.at(0)) : Var();
-  const DeltaRuleOptions options{.scale = 1 / std::sqrt(double(key_dim_)),
-                                 .want_final_state = final != nullptr,
-                                 .layout = layout};
-  const DeltaRuleOutput r = gates_ == DeltaGates::kda
-                                ? kda(halves[0], halves[1], v, p.g, p.b, h0, options)
-                                : gdn2(halves[0], halves[1], v, p.g, p.b, p.w, h0, options);
+  const std::vector<Var> qkv = split(conv.y, -1, {keys, keys, v_heads_ * value_dim_});
+  const Var q = in_heads(qkv[0], heads_), k = in_heads(qkv[1], heads_);
+  const Var v = in_heads(qkv[2], v_heads_), h0 = initial ? Var(initial->tensors.at(0)) : Var();
+  DeltaRuleOptions options = rule_options();
+  options.want_final_state = final != nullptr, options.layout = layout;
+  const DeltaRuleOutput r = gates_ == DeltaGates::kda ? kda(q, k, v, p.z, p.b, h0, options)
+                                                      : gdn2(q, k, v, p.z, p.b, p.w, h0, options);
   if (final) final->tensors = {r.ht.value(), conv.final_state.value()};
   return finish(r.o, p.gate, {B, T});
 }
@@ -123,13 +126,15 @@ Var ChannelDeltaNet::step(const Var& x, MixerState& state) {
   const Projected p = project(x);
   const Tensor qkv = causal_conv1d_step(p.qkv.value(), conv_.master(), {}, state.tensors.at(1),
                                         ConvActivation::silu);
-  const Tensor qk = l2_norm(qkv.slice(1, 0, 2 * keys).reshape({N, 2 * heads_, key_dim_})).value();
-  const Tensor q = qk.slice(1, 0, heads_), k = qk.slice(1, heads_, 2 * heads_);
-  const Tensor v = qkv.slice(1, 2 * keys, qkv.size(1)).reshape({N, v_heads_, value_dim_});
-  const Tensor &g = p.g.value(), &b = p.b.value(), &s = state.tensors.at(0);
-  const double scale = 1 / std::sqrt(double(key_dim_));
-  const Tensor o = gates_ == DeltaGates::kda ? kda_step(q, k, v, g, b, s, scale)
-                                             : gdn2_step(q, k, v, g, b, p.w.value(), s, scale);
+  const auto columns = [&](int64_t first, int64_t heads, int64_t width) {
+    return qkv.slice(1, first, first + heads * width).reshape({N, heads, width});
+  };
+  const Tensor q = columns(0, heads_, key_dim_), k = columns(keys, heads_, key_dim_);
+  const Tensor v = columns(2 * keys, v_heads_, value_dim_);
+  const Tensor &z = p.z.value(), &b = p.b.value(), &s = state.tensors.at(0);
+  const DeltaRuleOptions options = rule_options();
+  const Tensor o = gates_ == DeltaGates::kda ? kda_step(q, k, v, z, b, s, options)
+                                             : gdn2_step(q, k, v, z, b, p.w.value(), s, options);
   return finish(o, p.gate, {N});
 }
 
@@ -158,7 +163,8 @@ Tensor ChannelDeltaNet::gate_preactivations(const Tensor& h) const {
 
 Tensor ChannelDeltaNet::log_decays(const Var& h) const {
   const NoGrad off;
-  return project(h).g.value();
+  const DeltaRuleOptions o = rule_options();
+  return decay_gate(project(h).z, o.A_log, o.dt_bias, {.lower_bound = o.lower_bound}).value();
 }
 
 }  // namespace ebb

@@ -24,6 +24,7 @@ class ChannelDeltaNet : public Mixer {
   struct Projected;
   Projected project(const Var& x) const;
   Var finish(const Var& o, const Var& gate, const Shape& lead) const;
+  DeltaRuleOptions rule_options() const;
 
   DeltaGates gates_;
   int64_t heads_, v_heads_, key_dim_, value_dim_, conv_width_;

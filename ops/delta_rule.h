@@ -24,6 +24,7 @@
 #pragma once
 #include "autograd/var.h"
 #include "ops/cost.h"
+#include "ops/rows.h"
 #include "ops/seq_layout.h"
 
 namespace ebb {
@@ -34,7 +35,7 @@ struct DeltaRuleOptions {
   SeqLayout layout = {};          // N sequences; dense: N = B
   int64_t chunk = 64;             // C: 16, 32, 64 or 128; changes results by rounding only
   bool recompute = false;         // keep the inputs only; backward runs the forward pass again
-  // Instead of finished inputs:
+  // Instead of finished inputs; in bf16 with K <= 128 the kernels of the GPU do this by themselves:
   bool normalize_qk = false;  // q, k to length 1 (ops/l2_norm.h)
   bool sigmoid = false;       // beta (b and w) are logits of any dtype ...
   double beta_scale = 1;      // ... beta = beta_scale·σ, b too; 2 allows negative eigenvalues
@@ -52,9 +53,11 @@ DeltaRuleOutput gated_delta_rule(const Var& q, const Var& k, const Var& v, const
 
 // One token of decoding, nothing recorded: q, k [B,H,K], v [B,HV,V], g, beta [B,HV], and the state
 // [B,HV,K,V] (f32; f64 beside f64; dense), which is updated in place. Returns o [B,HV,V]. A
-// positive g is an Error on the CPU, before the state is touched.
+// positive g is an Error on the CPU, before the state is touched. Of the options, scale and those
+// that replace finished inputs; on the GPU one kernel does it all, from rows that may lie apart.
 Tensor gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                             const Tensor& beta, const Tensor& state, double scale);
+                             const Tensor& beta, const Tensor& state,
+                             const DeltaRuleOptions& options = {});
 
 // Floors: every tensor moved once, products counted dense. `saves`: forward writes A and the chunk
 // states for backward (in `dtype`), which reads them.
@@ -75,6 +78,12 @@ struct DeltaRuleProblem {
   double scale = 1;
   SeqLayout layout = {};
   int64_t chunk = 64;
+  // Set only where gpu::gated_delta_rule_fuses: rows of tokens may lie apart (aligned to 16 bytes,
+  // those of q and k at equal distances), and g and beta may be logits of any dtype.
+  bool in_place = false;
+  bool normalize = false, sigmoid = false;
+  double beta_scale = 1, lower_bound = 0;
+  Tensor A_log = {}, dt_bias = {};  // [HV]
 
   int64_t batch() const { return q.size(0); }
   int64_t time() const { return q.size(1); }
@@ -84,6 +93,19 @@ struct DeltaRuleProblem {
   int64_t value_dim() const { return v.size(3); }
   int64_t sequences() const { return layout.count(batch()); }
   int64_t chunks() const { return layout.chunk_count(batch(), time(), chunk); }
+};
+// One token on the GPU, of the whole family: rows of a sequence may lie apart. Finished gates are
+// f32; logits, where A_log or sigmoid say so, of any dtype.
+struct DeltaRuleStep {
+  Rows q = {}, k = {}, v = {};  // [B,H·K], [B,HV·V]
+  Rows g = {}, beta = {};       // [B,HV] or, by_channel, [B,HV·K]; [B,HV] or instead
+  Rows erase = {}, write = {};  // [B,HV·K], [B,HV·V]
+  int64_t heads = 1;            // of q and k
+  bool by_channel = false;
+  double scale = 1;
+  bool normalize = false, sigmoid = false;
+  double beta_scale = 1, lower_bound = 0;
+  Tensor A_log = {}, dt_bias = {};  // [HV]; [HV] or [HV·K]
 };
 struct DeltaRuleSaved {  // a backend may leave what it recomputes undefined
   Tensor a;              // [HV,B·T,C]: row t of its chunk's A
@@ -95,6 +117,7 @@ struct DeltaRuleSaved {  // a backend may leave what it recomputes undefined
 struct DeltaRuleGradients {  // undefined: not wanted. Dense, overwritten.
   Tensor dq = {}, dk = {}, dv = {}, dg = {}, dbeta = {}, dh0 = {};
   Tensor derase = {}, dwrite = {};
+  Tensor dA_log = {}, ddt_bias = {};
 };
 // o, ht (if defined) and the gradients asked for are overwritten. d_o is dense, dht may be
 // undefined.
@@ -106,11 +129,13 @@ void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, co
                            const Tensor& beta, const Tensor& state, double scale, const Tensor& o);
 }  // namespace cpu
 namespace gpu {
+// Whether a problem with q, k, v of these sizes and dtypes is taken as `in_place` describes: the
+// kernels then normalise q and k and make the gates themselves, and no copy of either is kept.
+bool gated_delta_rule_fuses(const DeltaRuleProblem& p);
 DeltaRuleSaved gated_delta_rule_fwd(const DeltaRuleProblem& p, const Tensor& o, const Tensor& ht);
 void gated_delta_rule_bwd(const DeltaRuleProblem& p, const DeltaRuleSaved& saved, const Tensor& d_o,
                           const Tensor& dht, const DeltaRuleGradients& grads);
-void gated_delta_rule_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                           const Tensor& beta, const Tensor& state, double scale, const Tensor& o);
+void delta_rule_step(const DeltaRuleStep& p, const Tensor& state, const Tensor& o);
 }  // namespace gpu
 
 }  // namespace ebb

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/delta_rule_checks.h"
+#include "ops/delta_rule_inputs.h"
 
 namespace ebb {
 namespace {
@@ -14,12 +15,64 @@ struct Gates {
   Var g, beta, erase, write;
 };
 
-void check_gates(const char* op, const Gates& gates, const Tensor& v, int64_t key_dim) {
+// `options`: those that say which are logits; null: none.
+void check_gates(const char* op, const Gates& gates, const Tensor& v, int64_t key_dim,
+                 const DeltaRuleOptions* options = nullptr) {
   const Shape heads = v.shape().first(v.dim() - 1);
-  check_gate(op, "g", gates.g.value(), wider(heads, key_dim), v);
-  if (gates.beta.defined()) return check_gate(op, "beta", gates.beta.value(), heads, v);
-  check_gate(op, "b", gates.erase.value(), wider(heads, key_dim), v);
-  check_gate(op, "w", gates.write.value(), v.shape(), v);
+  const bool raw = options && options->A_log.defined(), sigmoid = options && options->sigmoid;
+  check_logits(op, "g", gates.g.value(), raw, wider(heads, key_dim), v);
+  if (gates.beta.defined()) return check_logits(op, "beta", gates.beta.value(), sigmoid, heads, v);
+  check_logits(op, "b", gates.erase.value(), sigmoid, wider(heads, key_dim), v);
+  check_logits(op, "w", gates.write.value(), sigmoid, v.shape(), v);
+}
+
+// The options as operators of their own.
+Gates composed(const char* op, Gates gates, const DeltaRuleOptions& options) {
+  gates.g = log_decay(op, gates.g, options);
+  for (Var* gate : {&gates.beta, &gates.erase})
+    if (gate->defined()) *gate = strength(*gate, options.beta_scale, options);
+  if (gates.write.defined()) gates.write = strength(gates.write, 1, options);
+  return gates;
+}
+
+// The problem's tensors apart from what they were made of.
+struct Made {
+  Tensor q_length, k_length;     // reciprocal lengths
+  Tensor z, beta, erase, write;  // logits
+  Tensor A_log, dt_bias;         // [HV], [HV·K]
+};
+
+// Finished inputs; where the options make them of others, those are left in `made`. v may lie apart
+// where the kernels read it so.
+DeltaRuleProblem finished_problem(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const Gates& gates, const DeltaRuleOptions& options, Made& made) {
+  DeltaRuleProblem p;
+  p.chunk = options.chunk;
+  p.q = options.normalize_qk ? unit_rows_of(q, &made.q_length) : q.contiguous();
+  p.k = options.normalize_qk ? unit_rows_of(k, &made.k_length) : k.contiguous();
+  p.v = v;
+  const bool rows = kWithCuda && v.on_cuda() && gpu::channel_delta_rule_reads_rows(p);
+  p.v = rows ? token_rows(v) : v.contiguous();
+  const Tensor& g = gates.g.value();
+  if (options.A_log.defined()) {
+    made.A_log = gate_parameter(op, "A_log", options.A_log.value(), {v.size(2)}, v);
+    made.dt_bias = channel_bias(op, options.dt_bias.value(), v.size(2), g.size(3), v);
+    const DecayGateArgs in = decay_arguments(g, made.A_log, made.dt_bias, options.lower_bound);
+    made.z = in.a.t;
+    p.g = decays_of(in, g.shape());
+  } else {
+    p.g = g.contiguous();
+  }
+  const auto finish = [&](const Var& from, double scale, Tensor& raw, Tensor& to) {
+    if (!from.defined()) return;
+    if (!options.sigmoid) return void(to = from.value().contiguous());
+    raw = as_rows(from.value(), from.dim() - 2).t;
+    to = strengths_of(raw, scale);
+  };
+  finish(gates.beta, options.beta_scale, made.beta, p.beta);
+  finish(gates.erase, options.beta_scale, made.erase, p.erase);
+  finish(gates.write, 1, made.write, p.write);
+  return p;
 }
 
 DeltaRuleProblem dense_problem(const Tensor& q, const Tensor& k, const Tensor& v,
@@ -36,84 +89,155 @@ DeltaRuleSaved forward_pass(const DeltaRuleProblem& p, const Tensor& o, const Te
   return cpu::channel_delta_rule_fwd(p, o, ht);
 }
 
-void backward_pass(BackwardContext& ctx, DeltaRuleProblem p, bool final_state, bool recompute) {
-  p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2), p.g = ctx.saved(3);
-  p.beta = ctx.saved(4), p.erase = ctx.saved(5), p.write = ctx.saved(6);
-  DeltaRuleSaved saved{ctx.saved(7), ctx.saved(8), ctx.saved(9), ctx.saved(10), ctx.saved(11)};
-  if (recompute) {
-    p.h0 = ctx.saved(12);
-    saved = forward_pass(p, Tensor::empty_like(p.v), Tensor());
+// What backward captures.
+struct Recorded {
+  DeltaRuleProblem sizes;
+  bool final_state, recompute;
+  bool neighbours;  // q, k and v were columns of one matrix
+  Shape bias;       // of dt_bias as given
+};
+// Inputs of the node, and the first of its saved tensors that only logits have.
+enum Input { kQ, kK, kV, kG, kBeta, kErase, kWrite, kH0, kALog, kBias };
+constexpr int kFirstMade = 13;
+
+Tensor empty_of(const Tensor& like) {
+  return Tensor::empty(like.shape(), like.dtype(), like.device());
+}
+
+// Gradients of finished inputs become those of what they were made of.
+void pass_on(BackwardContext& ctx, const DeltaRuleProblem& p, const Made& made, const Recorded& r,
+             DeltaRuleGradients grads, DeltaRuleGradients& columns) {
+  if (made.q_length) {
+    const auto rows = [&](const Tensor& y, const Tensor& length, Tensor& dy, const Tensor& place) {
+      if (!dy) return;
+      const Tensor dx = place ? place : empty_of(y);
+      unit_rows_gradient(y, length, dy, dx);
+      dy = dx;
+    };
+    rows(p.q, made.q_length, grads.dq, columns.dq);
+    rows(p.k, made.k_length, grads.dk, columns.dk);
   }
-  const auto wanted = [&](int i, const Tensor& like) {
-    return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
+  if (made.z) {
+    const DecayGateGrads out{.da = ctx.needs(kG) ? empty_of(made.z) : Tensor(),
+                             .dA_log = ctx.needs(kALog) ? empty_of(made.A_log) : Tensor(),
+                             .ddt_bias = ctx.needs(kBias) ? empty_of(made.dt_bias) : Tensor()};
+    if (grads.dg)
+      decays_gradient(decay_arguments(made.z, made.A_log, made.dt_bias, r.sizes.lower_bound),
+                      grads.dg, out);
+    grads.dg = out.da;
+    if (out.dA_log) ctx.grad(kALog, out.dA_log);
+    if (out.ddt_bias) ctx.grad(kBias, out.ddt_bias.view(r.bias));
+  }
+  const auto strength = [](const Tensor& raw, double scale, Tensor& dy) {
+    if (raw && dy) dy = strengths_gradient(raw, scale, dy);
   };
-  DeltaRuleGradients grads{wanted(0, p.q),    wanted(1, p.k),
-                           wanted(2, p.v),    wanted(3, p.g),
-                           wanted(4, p.beta), ctx.needs(7) ? empty_state(p) : Tensor()};
-  grads.derase = wanted(5, p.erase), grads.dwrite = wanted(6, p.write);
-  const Tensor d_o = ctx.dy(0).contiguous();
-  const Tensor dht = final_state && ctx.has_dy(1) ? ctx.dy(1).contiguous() : Tensor();
-  if (kWithCuda && d_o.on_cuda())
-    gpu::channel_delta_rule_bwd(p, saved, d_o, dht, grads);
-  else
-    cpu::channel_delta_rule_bwd(p, saved, d_o, dht, grads);
+  strength(made.beta, r.sizes.beta_scale, grads.dbeta);
+  strength(made.erase, r.sizes.beta_scale, grads.derase);
+  strength(made.write, 1, grads.dwrite);
   const Tensor* all[] = {&grads.dq,    &grads.dk,     &grads.dv,     &grads.dg,
                          &grads.dbeta, &grads.derase, &grads.dwrite, &grads.dh0};
   for (int i = 0; i < 8; ++i)
     if (all[i]->defined()) ctx.grad(i, *all[i]);
 }
 
-DeltaRuleOutput channel_delta_rule(const char* op, const Var& q_in, const Var& k_in, const Var& v,
-                                   Gates gates, const Var& h0, const DeltaRuleOptions& options) {
-  const Var q = normalized(q_in, options), k = normalized(k_in, options);
-  gates.g = log_decay(op, gates.g, options);
-  for (Var* gate : {&gates.beta, &gates.erase})
-    if (gate->defined()) *gate = strength(op, *gate, options.beta_scale, options);
-  if (gates.write.defined() && options.sigmoid) gates.write = sigmoid_gate(gates.write);
+void backward_pass(BackwardContext& ctx, const Recorded& r) {
+  DeltaRuleProblem p = r.sizes;
+  p.q = ctx.saved(0), p.k = ctx.saved(1), p.v = ctx.saved(2), p.g = ctx.saved(3);
+  p.beta = ctx.saved(4), p.erase = ctx.saved(5), p.write = ctx.saved(6);
+  DeltaRuleSaved saved{ctx.saved(7), ctx.saved(8), ctx.saved(9), ctx.saved(10), ctx.saved(11)};
+  const auto made_of = [&](int i) { return ctx.saved(kFirstMade + i); };
+  const Made made{made_of(0), made_of(1), made_of(2), made_of(3),
+                  made_of(4), made_of(5), made_of(6), made_of(7)};
+  if (r.recompute) {
+    p.h0 = ctx.saved(12);
+    saved = forward_pass(p, empty_of(p.v), Tensor());
+  }
+  const auto wanted = [&](bool on, const Tensor& like) { return on ? empty_of(like) : Tensor(); };
+  const bool gates = ctx.needs(kG) || ctx.needs(kALog) || ctx.needs(kBias);
+  DeltaRuleGradients columns;
+  if (r.neighbours && ctx.needs(kQ) && ctx.needs(kK) && ctx.needs(kV))
+    neighbouring_gradients(p.q.shape(), p.v.shape(), p.q, columns);
+  DeltaRuleGradients grads{wanted(ctx.needs(kQ), p.q),
+                           wanted(ctx.needs(kK), p.k),
+                           columns.dv ? columns.dv : wanted(ctx.needs(kV), p.v),
+                           wanted(gates, p.g),
+                           wanted(ctx.needs(kBeta), p.beta),
+                           ctx.needs(kH0) ? empty_state(p) : Tensor()};
+  grads.derase = wanted(ctx.needs(kErase), p.erase);
+  grads.dwrite = wanted(ctx.needs(kWrite), p.write);
+  const Tensor d_o = ctx.dy(0).contiguous();
+  const Tensor dht = r.final_state && ctx.has_dy(1) ? ctx.dy(1).contiguous() : Tensor();
+  if (kWithCuda && d_o.on_cuda())
+    gpu::channel_delta_rule_bwd(p, saved, d_o, dht, grads);
+  else
+    cpu::channel_delta_rule_bwd(p, saved, d_o, dht, grads);
+  pass_on(ctx, p, made, r, grads, columns);
+}
+
+DeltaRuleOutput channel_delta_rule(const char* op, const Var& q, const Var& k, const Var& v,
+                                   const Gates& gates, const Var& h0,
+                                   const DeltaRuleOptions& options) {
   const OpScope scope(op);
+  check_raw_options(op, options);
   check_heads(op, q.value(), k.value(), v.value(), 4);
-  check_gates(op, gates, v.value(), q.size(-1));
-  check_same_device(op, q.value(),
-                    {&k.value(), &v.value(), &gates.g.value(), &gates.beta.value(),
-                     &gates.erase.value(), &gates.write.value(), &h0.value()});
-  DeltaRuleProblem p = dense_problem(q.value(), k.value(), v.value(), gates);
+  check_gates(op, gates, v.value(), q.size(-1), &options);
+  check_same_device(
+      op, q.value(),
+      {&k.value(), &v.value(), &gates.g.value(), &gates.beta.value(), &gates.erase.value(),
+       &gates.write.value(), &h0.value(), &options.A_log.value(), &options.dt_bias.value()});
+  Made made;
+  DeltaRuleProblem p = finished_problem(op, q.value(), k.value(), v.value(), gates, options, made);
   check_sequences(op, p, h0.value(), options);
-  const Tensor o = Tensor::empty_like(p.v);
+  const Tensor o = empty_of(p.v);
   const Tensor ht = options.want_final_state ? empty_state(p) : Tensor();
   DeltaRuleSaved saved = forward_pass(p, o, ht);
   Tensor start;
   if (options.recompute) saved = {}, start = p.h0;
+  // Rows that lie apart have been taken as they are: then dv may lie apart, too.
+  const bool apart = p.v.storage() == v.value().storage() && !p.v.is_contiguous();
+  Recorded r{sizes_of(p), options.want_final_state, options.recompute,
+             apart && options.normalize_qk && neighbours(q.value(), k.value(), v.value()),
+             options.dt_bias.defined() ? options.dt_bias.shape() : Shape{}};
+  r.sizes.beta_scale = options.beta_scale, r.sizes.lower_bound = options.lower_bound;
   const std::vector<Var> out = record(
-      op, {q, k, v, gates.g, gates.beta, gates.erase, gates.write, h0},
-      {p.q, p.k, p.v, p.g, p.beta, p.erase, p.write, saved.a, saved.states, saved.values,
-       saved.gates, saved.scores, start},
-      {o, ht},
-      [sizes = sizes_of(p), final_state = options.want_final_state, recompute = options.recompute](
-          BackwardContext& ctx) { backward_pass(ctx, sizes, final_state, recompute); });
+      op,
+      {q, k, v, gates.g, gates.beta, gates.erase, gates.write, h0, options.A_log, options.dt_bias},
+      {p.q,        p.k,           p.v,           p.g,          p.beta,      p.erase,
+       p.write,    saved.a,       saved.states,  saved.values, saved.gates, saved.scores,
+       start,      made.q_length, made.k_length, made.z,       made.beta,   made.erase,
+       made.write, made.A_log,    made.dt_bias},
+      {o, ht}, [r](BackwardContext& ctx) { backward_pass(ctx, r); });
   return {out[0], out[1]};
 }
 
-Tensor channel_step(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
-                    const Gates& gates, const Tensor& state, double scale) {
+Tensor channel_step(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, Gates gates,
+                    const Tensor& state, const DeltaRuleOptions& options) {
   const OpScope scope(op);
-  check_heads(op, q, k, v, 3);
+  const NoGrad off;
+  check_step(op, q, k, v, state, options);
+  check_same_device(
+      op, q, {&gates.g.value(), &gates.beta.value(), &gates.erase.value(), &gates.write.value()});
+  const Tensor o = Tensor::empty(v.shape(), v.dtype(), v.device());
+  if (kWithCuda && o.on_cuda()) {
+    check_gates(op, gates, v, q.size(-1), &options);
+    const auto rows = [](const Var& gate, int inner) {
+      return gate.defined() ? as_rows(gate.value(), inner) : Rows();
+    };
+    DeltaRuleStep p = step_of(op, q, k, v, gates.g.value(), options);
+    p.beta = rows(gates.beta, 1), p.erase = rows(gates.erase, 2), p.write = rows(gates.write, 2);
+    state.bump_version();  // before writing: read-only memory is refused here
+    gpu::delta_rule_step(p, state, o);
+    return o;
+  }
+  gates = composed(op, gates, options);
   check_gates(op, gates, v, q.size(-1));
-  check_gate(op, "state", state, {v.size(0), v.size(1), q.size(2), v.size(2)}, v);
-  check_same_device(op, q,
-                    {&k, &v, &gates.g.value(), &gates.beta.value(), &gates.erase.value(),
-                     &gates.write.value(), &state});
-  check(state.is_contiguous(), "{}: the state {} is updated in place and must be dense", op,
-        state.shape());
-  DeltaRuleProblem p = dense_problem(q, k, v, gates);
+  DeltaRuleProblem p =
+      dense_problem(normalized(q, options).value(), normalized(k, options).value(), v, gates);
   for (Tensor* t : {&p.q, &p.k, &p.v, &p.g, &p.beta, &p.erase, &p.write})
     if (t->defined()) *t = t->unsqueeze(1);
-  p.scale = scale;
-  const Tensor o = Tensor::empty(v.shape(), v.dtype(), v.device());
-  state.bump_version();  // before writing: read-only memory is refused here
-  if (kWithCuda && o.on_cuda())
-    gpu::channel_delta_rule_step(p, state, o);
-  else
-    cpu::channel_delta_rule_step(p, state, o);
+  p.scale = options.scale;
+  state.bump_version();
+  cpu::channel_delta_rule_step(p, state, o);
   return o;
 }
 
@@ -133,16 +257,17 @@ DeltaRuleOutput gdn2(const Var& q, const Var& k, const Var& v, const Var& g, con
 }
 
 Tensor kda_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                const Tensor& beta, const Tensor& state, double scale) {
+                const Tensor& beta, const Tensor& state, const DeltaRuleOptions& options) {
   check_defined("kda_step", "beta", beta);
-  return channel_step("kda_step", q, k, v, {g, beta, {}, {}}, state, scale);
+  return channel_step("kda_step", q, k, v, {g, beta, {}, {}}, state, options);
 }
 
 Tensor gdn2_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                 const Tensor& b, const Tensor& w, const Tensor& state, double scale) {
+                 const Tensor& b, const Tensor& w, const Tensor& state,
+                 const DeltaRuleOptions& options) {
   check_defined("gdn2_step", "b", b);
   check_defined("gdn2_step", "w", w);
-  return channel_step("gdn2_step", q, k, v, {g, {}, b, w}, state, scale);
+  return channel_step("gdn2_step", q, k, v, {g, {}, b, w}, state, options);
 }
 
 Cost channel_delta_rule_cost(Pass pass, const DeltaRuleSize& s, DeltaGates gates, DType dtype,

@@ -38,11 +38,13 @@ DeltaRuleOutput gdn2(const Var& q, const Var& k, const Var& v, const Var& g, con
 
 // One token of decoding, nothing recorded: q, k [B,H,K], v [B,HV,V], g, b [B,HV,K], w [B,HV,V],
 // beta [B,HV], and the state [B,HV,K,V] (f32; f64 beside f64; dense), which is updated in place.
-// Returns o [B,HV,V].
+// Returns o [B,HV,V]. Of the options, scale and those that replace finished inputs, as
+// gated_delta_rule_step.
 Tensor kda_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                const Tensor& beta, const Tensor& state, double scale);
+                const Tensor& beta, const Tensor& state, const DeltaRuleOptions& options = {});
 Tensor gdn2_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,
-                 const Tensor& b, const Tensor& w, const Tensor& state, double scale);
+                 const Tensor& b, const Tensor& w, const Tensor& state,
+                 const DeltaRuleOptions& options = {});
 
 enum class DeltaGates { kda, gdn2 };
 // Floors, as gated_delta_rule_cost; `saves`: the forward pass also writes the scores P.
@@ -59,10 +61,12 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& p, const DeltaRuleSaved& sav
 void channel_delta_rule_step(const DeltaRuleProblem& p, const Tensor& state, const Tensor& o);
 }  // namespace cpu
 namespace gpu {
+// Whether v, and the gradient of v, may lie in rows of tokens apart from each other (multiples of
+// 16 bytes): of q and v only sizes, dtype and device are looked at, and the chunk.
+bool channel_delta_rule_reads_rows(const DeltaRuleProblem& p);
 DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& p, const Tensor& o, const Tensor& ht);
 void channel_delta_rule_bwd(const DeltaRuleProblem& p, const DeltaRuleSaved& saved,
                             const Tensor& d_o, const Tensor& dht, const DeltaRuleGradients& grads);
-void channel_delta_rule_step(const DeltaRuleProblem& p, const Tensor& state, const Tensor& o);
 }  // namespace gpu
 
 }  // namespace ebb

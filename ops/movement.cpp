@@ -120,6 +120,32 @@ Var expand(const Var& x, const Shape& shape) {
               [to = x.shape()](const Tensor& dy) { return sum_to(dy, to); });
 }
 
+namespace {
+
+// The gradients of split's parts, where their operator has written them side by side into one
+// buffer: a view of it. Else undefined.
+Tensor joined_gradients(const BackwardContext& ctx, int dim, const std::vector<int64_t>& sizes,
+                        const Shape& shape, DType dtype) {
+  Tensor first;
+  int64_t at = 0;
+  Shape strides = shape;  // dense ones
+  int64_t dense = 1;
+  for (int d = shape.size() - 1; d >= 0; --d) strides[d] = dense, dense *= shape[d];
+  for (size_t i = 0; i < sizes.size(); at += sizes[i++]) {
+    if (!ctx.has_dy(int(i))) return {};
+    const Tensor piece = ctx.dy(int(i));
+    if (i == 0) first = piece;
+    bool fits = piece.dtype() == dtype && piece.storage() == first.storage() &&
+                piece.offset() == first.offset() + at * strides[dim];
+    for (int d = 0; d < shape.size(); ++d)
+      fits = fits && (piece.size(d) == 1 || piece.stride(d) == strides[d]);
+    if (!fits || piece.numel() == 0) return {};
+  }
+  return Tensor::wrap(first.storage(), dtype, shape, strides, first.offset());
+}
+
+}  // namespace
+
 std::vector<Var> split(const Var& x, int dim, const std::vector<int64_t>& sizes) {
   const OpScope scope("split");
   check_defined("split", "x", x.value());
@@ -137,6 +163,8 @@ std::vector<Var> split(const Var& x, int dim, const std::vector<int64_t>& sizes)
   return record("split", {x}, {}, std::move(parts),
                 [dim, sizes, shape = x.shape(), dtype = x.dtype(),
                  device = x.device()](BackwardContext& ctx) {
+                  if (const Tensor dx = joined_gradients(ctx, dim, sizes, shape, dtype))
+                    return ctx.grad(0, dx);
                   const Tensor dx = Tensor::empty(shape, dtype, device);
                   int64_t at = 0;
                   for (size_t i = 0; i < sizes.size(); ++i) {

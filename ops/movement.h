@@ -1,6 +1,6 @@
 // Views and rearrangements that pass gradients; values of any dtype, any strides, any device.
 //   Var heads = transpose(reshape(q, {B, T, H, K}), 1, 2);   // [B,H,T,K], no copy
-//   std::vector<Var> qkv = split(x, -1, {dq, dk, dv});       // backward: one concat
+//   std::vector<Var> qkv = split(x, -1, {dq, dk, dv});       // backward: one concat, or none
 // Nothing is saved. Negative dimensions count from the end. Cutting one tensor into several pieces
 // with split costs one pass in backward; with slice, a full gradient per piece, all added up.
 #pragma once

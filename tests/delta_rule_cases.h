@@ -2,8 +2,12 @@
 // tests on every device (instantiated in delta_rule_test.cpp and delta_rule_cuda_test.cpp). The ids
 // B.. name reports in the trackers of such projects, given at each test.
 #pragma once
+#include <array>
 #include <limits>
 
+#include "ops/decay_gate.h"
+#include "ops/l2_norm.h"
+#include "ops/sigmoid_gate.h"
 #include "tensor/random.h"
 #include "tests/delta_rule_inputs.h"
 
@@ -292,7 +296,8 @@ inline std::pair<Tensor, Tensor> prefill_and_step(const GdnInputs& in, int64_t s
   first(o).copy_(head.o.value());
   for (int64_t t = split; t < v.size(1); ++t)
     o.select(1, t).copy_(gated_delta_rule_step(q.select(1, t), k.select(1, t), v.select(1, t),
-                                               g.select(1, t), beta.select(1, t), state, in.scale));
+                                               g.select(1, t), beta.select(1, t), state,
+                                               {.scale = in.scale, .layout = {}}));
   return {o.to(DType::f64, {}), state.to(DType::f64, {})};
 }
 
@@ -314,6 +319,41 @@ TEST_P(GatedDeltaRule, PrefillThenStepsEqualsTheWholeSequence) {
       }
     }
   }
+}
+
+// Lengths, decays and β made by the step from rows that lie apart: as from finished inputs.
+TEST_P(GatedDeltaRule, StepTakesLogits) {
+  const int64_t heads = 2, value_heads = 4;
+  using Sizes = std::array<int64_t, 3>;
+  for (const auto& [batch, k, v] : {Sizes{2, 5, 6}, Sizes{2, 64, 128}, Sizes{200, 64, 128}})
+    for (const DType dtype : {DType::f32, low()}) {
+      const DType wide = accumulate_type(dtype);
+      const auto on_device = [&](const Tensor& t, DType to) { return t.to(to, device()); };
+      Draw draw(11);
+      const int64_t keys = heads * k, values = value_heads * v;
+      const Tensor qkv = on_device(draw.normal({batch, 2 * keys + values}), dtype);
+      const Tensor zb = on_device(draw.normal({batch, 2 * value_heads}), dtype);
+      const Tensor q = qkv.slice(1, 0, keys).reshape({batch, heads, k});
+      const Tensor key = qkv.slice(1, keys, 2 * keys).reshape({batch, heads, k});
+      const Tensor value =
+          qkv.slice(1, 2 * keys, 2 * keys + values).reshape({batch, value_heads, v});
+      const Tensor z = zb.slice(1, 0, value_heads), b = zb.slice(1, value_heads, 2 * value_heads);
+      const Tensor A_log = on_device(draw.uniform({value_heads}, -1, 0.5), wide);
+      const Tensor dt_bias = on_device(draw.normal({value_heads}), wide);
+      const Tensor state = on_device(draw.normal({batch, value_heads, k, v}), wide);
+      const Tensor want_state = state.to(DType::f64, {}).clone();
+      const auto exact_of = [](const Tensor& t) { return t.to(DType::f64, {}); };
+      const Tensor want = gated_delta_rule_step(
+          l2_norm(exact_of(q)).value(), l2_norm(exact_of(key)).value(), exact_of(value),
+          decay_gate(exact_of(z), exact_of(A_log), exact_of(dt_bias)).value(),
+          sigmoid_gate(exact_of(b), 2).value(), want_state, {.scale = 0.3, .layout = {}});
+      DeltaRuleOptions options{.scale = 0.3, .layout = {}};
+      options.normalize_qk = options.sigmoid = true, options.beta_scale = 2;
+      options.A_log = A_log, options.dt_bias = dt_bias;
+      const Tensor o = gated_delta_rule_step(q, key, value, z, b, state, options);
+      EXPECT_LE(relative_error(o.to(DType::f64, {}), want), dtype == DType::bf16 ? 8e-3 : 1e-5);
+      EXPECT_LE(relative_error(state.to(DType::f64, {}), want_state), 1e-5);
+    }
 }
 
 // No more than twice what it is given, returns and keeps per chunk.

@@ -398,9 +398,10 @@ inline std::pair<Tensor, Tensor> channel_prefill_and_step(const ChannelInputs& i
   first(o).copy_(head.o.value());
   for (int64_t t = split; t < v.size(1); ++t) {
     const auto now = [&](const Tensor& x) { return x.select(1, t); };
-    o.select(1, t).copy_(
-        w ? gdn2_step(now(q), now(k), now(v), now(g), now(b), now(w), state, in.scale)
-          : kda_step(now(q), now(k), now(v), now(g), now(b), state, in.scale));
+    o.select(1, t).copy_(w ? gdn2_step(now(q), now(k), now(v), now(g), now(b), now(w), state,
+                                       {.scale = in.scale, .layout = {}})
+                           : kda_step(now(q), now(k), now(v), now(g), now(b), state,
+                                      {.scale = in.scale, .layout = {}}));
   }
   return {o.to(DType::f64, {}), state.to(DType::f64, {})};
 }

@@ -181,7 +181,7 @@ TEST_P(KnownFaultsOps, B26_StatesOfReusedSlots) {
       for (int64_t t = prompt; t < prompt + 5; ++t) {
         const Tensor o =
             gated_delta_rule_step(in[0].select(1, t), in[1].select(1, t), in[2].select(1, t),
-                                  in[3].select(1, t), in[4].select(1, t), slot, 1);
+                                  in[3].select(1, t), in[4].select(1, t), slot);
         EXPECT_LE(relative_error(o.cpu(), whole.select(1, t).cpu()), 1e-5) << prompt << " " << t;
       }
     }
@@ -266,7 +266,7 @@ TEST_P(KnownFaultsOps, B36_StateLayoutAndDecaySign) {
       gated_delta_rule(q, k, v, g, beta, h0, {.scale = 2, .want_final_state = true});
   const Tensor moved = h0.clone();
   const Tensor step = gated_delta_rule_step(q.select(1, 0), k.select(1, 0), v.select(1, 0),
-                                            g.select(1, 0), beta.select(1, 0), moved, 2);
+                                            g.select(1, 0), beta.select(1, 0), moved, {.scale = 2});
   for (const Tensor& y : {r.o.value(), step})
     EXPECT_LE(relative_error(y.reshape({V}).cpu(), Tensor::from(o, {V})), 1e-6);
   for (const Tensor& s : {r.ht.value(), moved})

@@ -47,11 +47,11 @@ TEST_F(ReadOnly, OperatorsThatWriteInPlace) {
   const std::vector<std::function<void()>> writers = {
       [&] {
         gated_delta_rule_step(zeros({1, 1, 4}), zeros({1, 1, 4}), zeros({1, 1, 2}), zeros({1, 1}),
-                              zeros({1, 1}), state, 1);
+                              zeros({1, 1}), state);
       },
       [&] {
         kda_step(zeros({1, 1, 4}), zeros({1, 1, 4}), zeros({1, 1, 2}), zeros({1, 1, 4}),
-                 zeros({1, 1}), state, 1);
+                 zeros({1, 1}), state);
       },
       [&] {
         causal_conv1d_step(zeros({1, 4}), zeros({4, 3}), {}, cache, ConvActivation::silu);
@@ -129,7 +129,7 @@ TEST(InPlace, EveryWriterIsNoticed) {
         matmul_into(Tensor::zeros({2, 2}), Tensor::zeros({2, 2}), t.view({2, 2}));
       },
       [](const Tensor& t) { zero_all(TensorList({t})); },
-      [&](const Tensor& t) { gated_delta_rule_step(k, k, k, g, g, t, 1); },
+      [&](const Tensor& t) { gated_delta_rule_step(k, k, k, g, g, t); },
       [](const Tensor& t) {
         causal_conv1d_step(Tensor::zeros({1, 2}), Tensor::zeros({2, 2}), {}, t.view({1, 2, 2}),
                            ConvActivation::silu);

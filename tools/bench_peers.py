@@ -40,7 +40,7 @@ def options():
     p.add_argument("--limit", type=float, default=240, help="seconds per row (default 240)")
     p.add_argument("--budget", type=float, help="seconds for everything: later rows are left out")
     p.add_argument("--missing", action="store_true",
-                   help="only rows of which FILE of --json has no figure yet, quick ones first")
+                   help="only rows that FILE of --json does not have yet, or has with an error")
     p.add_argument("--time-refused", action="store_true",
                    help="also time the gated backward kernel that the library refuses to run with "
                    "some\nTriton versions on Hopper (its results are wrong there; only its speed "
@@ -291,10 +291,7 @@ def main():
     if peer_rows.torch is None:
         sys.exit("bench_peers: needs PyTorch (--list and --compare do not)")
     if args.missing:
-        def lacks(row):
-            return "error" in row and not any(key.endswith("_ms") for key in row)
-        wanted = [p for p in wanted if lacks(known.get(p.name, {"error": ""}))]
-        wanted.sort(key=lambda p: p.parts)  # what compiles and tunes quickly first
+        wanted = [p for p in wanted if "error" in known.get(p.name, {"error": ""})]
     if args.time_refused:
         os.environ["EBB_PEERS"] = "refused"
     failed = 0

@@ -96,6 +96,38 @@ inline Tensor unit_rows(const Tensor& x) {
   return x;
 }
 
+// What the options of the operators make of logits, value by value.
+template <class F>
+Tensor each_value(const Tensor& t, F&& f) {
+  const Tensor out = t.contiguous().clone();
+  for (int64_t i = 0; i < t.numel(); ++i) out.data<double>()[i] = f(i, out.data<double>()[i]);
+  return out;
+}
+inline double logistic(double x) { return 1 / (1 + std::exp(-x)); }
+inline Tensor scaled_sigmoid(const Tensor& x, double scale) {
+  return each_value(x, [scale](int64_t, double y) { return scale * logistic(y); });
+}
+// z [...,H] or [...,H,K], `channels` = 1 or K; A_log [H], dt_bias of H·channels values.
+inline Tensor decays_of_logits(const Tensor& z, const Tensor& A_log, const Tensor& dt_bias,
+                               int64_t channels, double bound) {
+  return each_value(z, [&](int64_t i, double x) {
+    const double a = std::exp(A_log.data<double>()[i / channels % A_log.numel()]);
+    const double y = x + dt_bias.data<double>()[i % dt_bias.numel()];
+    return bound < 0 ? bound * logistic(a * y) : -a * std::log1p(std::exp(y));
+  });
+}
+// Rows of the last axis divided by sqrt(Σx² + 1e-6).
+inline Tensor normalized_rows(const Tensor& x) {
+  const int64_t width = x.shape().back();
+  const Tensor rows = x.contiguous();
+  return each_value(x, [&](int64_t i, double y) {
+    double sum = 1e-6;
+    for (int64_t j = 0; j < width; ++j)
+      sum += std::pow(rows.data<double>()[i / width * width + j], 2);
+    return y / std::sqrt(sum);
+  });
+}
+
 // Log decays below −0.01, so that finite differences stay on the allowed side of 0.
 inline Tensor log_decays(Draw& draw, const Shape& shape, Decay kind) {
   const Tensor g = draw.uniform(shape, -1.5, -0.01);

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "autograd/tape.h"
+#include "ops/movement.h"
 #include "tests/op_rows/delta_inputs.h"
 #include "tests/reference/delta_rule.h"
 
@@ -43,9 +45,79 @@ OpCase gdn_case(Draw& draw, const DeltaCase& s) {
   return c;
 }
 
+// Normalisation, raw gate and sigmoid as options of the operator: against the same in f64 by hand.
+// Six heads, since the gradients of A_log and dt_bias are sums over a head's tokens: of one or two
+// heads they can nearly cancel, and an error relative to what is left says nothing.
+struct RawCase {
+  std::string name = {};
+  int64_t heads = 6, key_dim = 16, value_dim = 24;
+  std::vector<int64_t> cu = {};
+  double beta_scale = 1, bound = 0;
+  bool recompute = false;
+  bool projection = false;  // q, k, v are columns of one matrix, the gates' logits of another
+};
+std::vector<RawCase> raw_cases() {
+  return {{.name = "raw"},
+          {.name = "raw_odd", .key_dim = 7, .value_dim = 5},
+          {.name = "raw_gva_k128", .heads = 2, .key_dim = 128, .value_dim = 8},
+          {.name = "raw_columns", .cu = {0, 30, 95, 95, 160}, .beta_scale = 2, .projection = true},
+          {.name = "raw_bounded", .beta_scale = 2, .bound = -5, .recompute = true}};
+}
+
+OpCase raw_case(Draw& draw, const RawCase& s) {
+  constexpr int64_t kValueHeads = 6, kBatch = 2, kTime = 80;
+  const int64_t keys = s.heads * s.key_dim, values = kValueHeads * s.value_dim;
+  const Shape qk{kBatch, kTime, s.heads, s.key_dim}, gates{kBatch, kTime, kValueHeads};
+  const Shape v{kBatch, kTime, kValueHeads, s.value_dim};
+  OpCase c;
+  c.name = s.name;
+  if (s.projection)
+    c.inputs = {{"qkv", draw.normal({kBatch, kTime, 2 * keys + values})},
+                {"zb", draw.normal({kBatch, kTime, 2 * kValueHeads})}};
+  else
+    c.inputs = {{"q", draw.normal(qk)},
+                {"k", draw.normal(qk)},
+                {"v", draw.normal(v)},
+                {"z", draw.normal(gates)},
+                {"b", draw.normal(gates)}};
+  c.inputs.push_back(
+      {.name = "A_log", .value = draw.uniform({kValueHeads}, -1, 0.5), .parameter = true});
+  c.inputs.push_back({.name = "dt_bias", .value = draw.normal({kValueHeads}), .parameter = true});
+  // q, k, v, z, b.
+  const auto parts = [=](std::span<const Var> in) -> std::vector<Var> {
+    if (!s.projection) return {in[0], in[1], in[2], in[3], in[4]};
+    const std::vector<Var> qkv = split(in[0], -1, {keys, keys, values});
+    const std::vector<Var> zb = split(in[1], -1, 2);
+    return {reshape(qkv[0], qk), reshape(qkv[1], qk), reshape(qkv[2], v), zb[0], zb[1]};
+  };
+  c.run = [=](std::span<const Var> in) {
+    const std::vector<Var> x = parts(in);
+    DeltaRuleOptions options{.scale = 0.4, .want_final_state = true, .recompute = s.recompute};
+    options.normalize_qk = options.sigmoid = true;
+    options.beta_scale = s.beta_scale, options.lower_bound = s.bound;
+    options.A_log = in[in.size() - 2], options.dt_bias = in[in.size() - 1];
+    if (!s.cu.empty()) options.layout = SeqLayout::packed(s.cu, in[0].device());
+    const DeltaRuleOutput r = gated_delta_rule(x[0], x[1], x[2], x[3], x[4], {}, options);
+    return std::vector{r.o, r.ht};
+  };
+  c.reference = [=](std::span<const Tensor> in) {
+    const NoGrad off;
+    std::vector<Var> all(in.begin(), in.end());
+    const std::vector<Var> x = parts(all);
+    const auto dense = [&](int i) { return x[size_t(i)].value().contiguous(); };
+    const Tensor g = decays_of_logits(dense(3), in[in.size() - 2], in[in.size() - 1], 1, s.bound);
+    const reference::GatedDeltaRule r(normalized_rows(dense(0)), normalized_rows(dense(1)),
+                                      dense(2), g, scaled_sigmoid(dense(4), s.beta_scale), {}, 0.4,
+                                      s.cu);
+    return std::vector{r.o, r.ht};
+  };
+  return c;
+}
+
 std::vector<OpCase> gdn_cases(Draw& draw) {
   std::vector<OpCase> cases;
   for (const DeltaCase& s : delta_cases()) cases.push_back(gdn_case(draw, s));
+  for (const RawCase& s : raw_cases()) cases.push_back(raw_case(draw, s));
   return cases;
 }
 
@@ -119,16 +191,14 @@ std::vector<OpRow> delta_rule_rows(Draw& draw) {
                         [] {
                           gated_delta_rule_step(Tensor::zeros({1, 2, 8}), Tensor::zeros({1, 2, 8}),
                                                 Tensor::zeros({1, 4, 6}), Tensor::zeros({1, 4}),
-                                                Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 6, 8}),
-                                                1);
+                                                Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 6, 8}));
                         },
                         "^gated_delta_rule_step: state is \\[1,4,6,8\\], want \\[1,4,8,6\\]"});
   row.errors.push_back({"step_positive",
                         [] {
                           gated_delta_rule_step(Tensor::zeros({1, 2, 8}), Tensor::zeros({1, 2, 8}),
                                                 Tensor::zeros({1, 4, 6}), Tensor::full({1, 4}, 0.5),
-                                                Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 8, 6}),
-                                                1);
+                                                Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 8, 6}));
                         },
                         "^gated_delta_rule_step: g\\[0,0\\] = 0.5 is positive"});
   return {row};

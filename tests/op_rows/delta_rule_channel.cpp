@@ -90,31 +90,17 @@ OpCase raw_case(Draw& draw, DeltaGates gates, double bound) {
     return std::vector{r.o, r.ht};
   };
   c.reference = [kimi, bound, wide, v](std::span<const Tensor> in) {
-    const auto each = [](const Tensor& t, auto&& f) {
-      const Tensor out = t.clone();
-      for (int64_t i = 0; i < t.numel(); ++i) out.data<double>()[i] = f(i, t.data<double>()[i]);
-      return out;
-    };
-    const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
-    const auto unit = [](const Tensor& x) {
-      const Tensor out = x.clone();
-      for (int64_t i = 0; i < x.numel(); i += 6) {
-        double sum = 1e-6;
-        for (int64_t j = 0; j < 6; ++j) sum += std::pow(x.data<double>()[i + j], 2);
-        for (int64_t j = 0; j < 6; ++j) out.data<double>()[i + j] /= std::sqrt(sum);
-      }
-      return out;
-    };
-    const Tensor g = each(in[3], [&](int64_t i, double z) {
-      const double a = std::exp(in[6].data<double>()[i / 6 % kHeads]);
-      const double y = z + in[7].data<double>()[i % (6 * kHeads)];
-      return bound < 0 ? bound * sigmoid(a * y) : -a * std::log1p(std::exp(y));
-    });
-    const Tensor erase = each(in[4], [&](int64_t, double x) { return 2 * sigmoid(x); });
-    const Tensor write =
-        kimi ? over_channels(erase, v) : each(in[5], [&](int64_t, double x) { return sigmoid(x); });
-    const reference::DeltaRule r(
-        {unit(in[0]), unit(in[1]), in[2], g, over_channels(erase, wide), write, {}, 0.4});
+    const Tensor g = decays_of_logits(in[3], in[6], in[7], 6, bound);
+    const Tensor erase = scaled_sigmoid(in[4], 2);
+    const Tensor write = kimi ? over_channels(erase, v) : scaled_sigmoid(in[5], 1);
+    const reference::DeltaRule r({normalized_rows(in[0]),
+                                  normalized_rows(in[1]),
+                                  in[2],
+                                  g,
+                                  over_channels(erase, wide),
+                                  write,
+                                  {},
+                                  0.4});
     return std::vector{r.o, r.ht};
   };
   return c;
@@ -195,14 +181,14 @@ std::vector<OpRow> delta_rule_channel_rows(Draw& draw) {
                         [] {
                           kda_step(Tensor::zeros({1, 2, 8}), Tensor::zeros({1, 2, 8}),
                                    Tensor::zeros({1, 4, 6}), Tensor::zeros({1, 4, 8}),
-                                   Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 6, 8}), 1);
+                                   Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 6, 8}));
                         },
                         "^kda_step: state is \\[1,4,6,8\\], want \\[1,4,8,6\\]"});
   row.errors.push_back({"step_positive",
                         [] {
                           kda_step(Tensor::zeros({1, 2, 8}), Tensor::zeros({1, 2, 8}),
                                    Tensor::zeros({1, 4, 6}), Tensor::full({1, 4, 8}, 0.5),
-                                   Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 8, 6}), 1);
+                                   Tensor::zeros({1, 4}), Tensor::zeros({1, 4, 8, 6}));
                         },
                         "^kda_step: g\\[0,0,0\\] = 0.5 is positive"});
   return {row};

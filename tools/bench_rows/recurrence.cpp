@@ -7,6 +7,7 @@
 #include "ops/dplr.h"
 #include "ops/gated_linear_attention.h"
 #include "ops/log_cumsum_exp.h"
+#include "ops/movement.h"
 #include "ops/rotary.h"
 #include "ops/ssd.h"
 #include "ops/state_memory_attention.h"
@@ -79,7 +80,7 @@ BenchCase step_case(DType t, DeltaRuleSize s, bool by_channel) {
           [unit, by_channel](Inputs in) {
             const auto step = by_channel ? kda_step : gated_delta_rule_step;
             return std::vector{Var(step(in[0].value(), in[1].value(), in[2].value(), in[3].value(),
-                                        in[4].value(), in[5].value(), unit))};
+                                        in[4].value(), in[5].value(), {.scale = unit}))};
           },
       .cost =
           [=](Pass) {
@@ -87,6 +88,36 @@ BenchCase step_case(DType t, DeltaRuleSize s, bool by_channel) {
                               : gated_delta_rule_step_cost(s, t);
           },
       .backward = false};
+}
+
+// As a mixer calls it: q, k and v are columns of one matrix, and lengths, decays and strengths are
+// the operator's own work. The floor is that of finished inputs.
+BenchCase logits_case(DType t, DeltaRuleSize s, bool by_channel) {
+  const int64_t keys = s.heads * s.key_dim, values = s.value_heads * s.value_dim;
+  const int64_t channels = s.value_heads * (by_channel ? s.key_dim : 1);
+  const Shape qk{s.batch, s.time, s.heads, s.key_dim};
+  const Shape v{s.batch, s.time, s.value_heads, s.value_dim};
+  const Shape z = by_channel ? Shape{s.batch, s.time, s.value_heads, s.key_dim} : v.first(3);
+  BenchCase c;
+  c.inputs = {{.shape = {s.batch, s.time, 2 * keys + values}},
+              {.shape = z},
+              {.shape = v.first(3)},
+              {.shape = {s.value_heads}, .role = Role::parameter, .std = 0.1},
+              {.shape = {channels}, .role = Role::parameter, .mean = -4, .std = 0.1}};
+  c.run = [=](Inputs in) {
+    const std::vector<Var> x = split(in[0], -1, {keys, keys, values});
+    DeltaRuleOptions options{.scale = 1 / std::sqrt(double(s.key_dim))};
+    options.normalize_qk = options.sigmoid = true;
+    options.A_log = in[3], options.dt_bias = in[4];
+    const auto rule = by_channel ? kda : gated_delta_rule;
+    return std::vector{
+        rule(reshape(x[0], qk), reshape(x[1], qk), reshape(x[2], v), in[1], in[2], {}, options).o};
+  };
+  c.cost = [=](Pass p) {
+    return by_channel ? channel_delta_rule_cost(p, s, DeltaGates::kda, t)
+                      : gated_delta_rule_cost(p, s, t);
+  };
+  return c;
 }
 
 DeltaRuleSize delta_size(int64_t batch, int64_t time, int64_t heads, int64_t k, int64_t v) {
@@ -166,21 +197,22 @@ BenchCase log_cumsum_exp_case(DType t, Shape u) {
 }
 
 // RWKV-7's: a and b of length 1 at most, decays within the bound of its gate.
-BenchCase dplr_case(DType t, DplrSize s) {
+BenchCase dplr_case(DType t, DplrSize s, double lower_bound = -0.6066) {
   const double unit = 1 / std::sqrt(double(s.key_dim));
   const Shape keys{s.batch, s.time, s.heads, s.key_dim};
-  return {.inputs = {{.shape = keys},
-                     {.shape = keys, .low = -0.6, .high = -0.01, .f32 = true},
-                     {.shape = keys, .std = unit},
-                     {.shape = {s.batch, s.time, s.heads, s.value_dim}},
-                     {.shape = keys, .std = unit},
-                     {.shape = keys, .std = 0.5 * unit}},
-          .run =
-              [](Inputs in) {
-                return std::vector{
-                    dplr(in[0], in[1], in[2], in[3], in[4], in[5], {}, {.lower_bound = -0.6066}).o};
-              },
-          .cost = [=](Pass p) { return dplr_cost(p, s, t); }};
+  return {
+      .inputs = {{.shape = keys},
+                 {.shape = keys, .low = -0.6, .high = -0.01, .f32 = true},
+                 {.shape = keys, .std = unit},
+                 {.shape = {s.batch, s.time, s.heads, s.value_dim}},
+                 {.shape = keys, .std = unit},
+                 {.shape = keys, .std = 0.5 * unit}},
+      .run =
+          [lower_bound](Inputs in) {
+            return std::vector{
+                dplr(in[0], in[1], in[2], in[3], in[4], in[5], {}, {.lower_bound = lower_bound}).o};
+          },
+      .cost = [=](Pass p) { return dplr_cost(p, s, t); }};
 }
 
 BenchCase dplr_step_case(DType t, DplrSize s) {
@@ -283,6 +315,12 @@ std::vector<BenchRow> recurrence_bench_rows() {
        [](DType t) { return delta_rule_case(t, delta_size(1, 32768, 6, 64, 128)); }, Where::cuda},
       {"gated_delta_rule", "B2 T8192 H16 K128 V128",
        [](DType t) { return delta_rule_case(t, delta_size(2, 8192, 16, 128, 128)); }, Where::cuda},
+      {"gated_delta_rule", "B2 T8192 H8 K256 V256",
+       [](DType t) { return delta_rule_case(t, delta_size(2, 8192, 8, 256, 256)); }, Where::cuda},
+      {"gated_delta_rule_of_logits", "B8 T4096 H6 K64 V128",
+       [](DType t) { return logits_case(t, delta_size(8, 4096, 6, 64, 128), false); }, Where::cuda},
+      {"kda_of_logits", "B8 T4096 H6 K64 V128",
+       [](DType t) { return logits_case(t, delta_size(8, 4096, 6, 64, 128), true); }, Where::cuda},
       {"kda", "B8 T4096 H6 K64 V128",
        [](DType t) { return channel_case(t, delta_size(8, 4096, 6, 64, 128), DeltaGates::kda); },
        Where::cuda},
@@ -294,6 +332,12 @@ std::vector<BenchRow> recurrence_bench_rows() {
        Where::cuda},
       {"dplr", "B8 T4096 H8 K64 V64",
        [](DType t) { return dplr_case(t, {.batch = 8, .time = 4096, .heads = 8}); }, Where::cuda},
+      {"dplr", "B8 T4096 H8 K64 V64 bound -4",
+       [](DType t) { return dplr_case(t, {.batch = 8, .time = 4096, .heads = 8}, -4); },
+       Where::cuda},
+      {"dplr", "B8 T4096 H8 K64 V64 no bound",
+       [](DType t) { return dplr_case(t, {.batch = 8, .time = 4096, .heads = 8}, 0); },
+       Where::cuda},
       {"dplr", "B2 T8192 H32 K64 V64",
        [](DType t) { return dplr_case(t, {.batch = 2, .time = 8192, .heads = 32}); }, Where::cuda},
       {"dplr_step", "B64 H8 K64 V64",

@@ -1,0 +1,220 @@
+// One decoding step of the delta rule from the logits of its gates, from q and k before their
+// normalisation, and from rows that may lie apart (ops/delta_rule.h, ops/delta_rule_channel.h): as
+// delta_rule_step.cu, with lengths and gates worked out on the way.
+#include "cuda/delta_fast.cuh"
+#include "cuda/delta_rule_step.cuh"
+#include "tensor/device_flags.h"
+
+namespace ebb::gpu::delta {
+namespace {
+
+template <class T>
+struct LogitStep {
+  const T *q, *k, *v;  // [B,H,K], [B,HV,V]; rows of a sequence `_step` elements apart
+  int64_t q_step, k_step, v_step;
+  Logits g, beta;                // [B,HV] or [B,HV,K]; [B,HV]
+  Logits erase, write;           // [B,HV,K], [B,HV,V]; null: beta; all three: 0 and 1
+  float* state;                  // [B,HV,K,V]
+  T* o;                          // [B,HV,V]
+  int32_t* positive_decay;       // device flag
+  const float *A_log, *dt_bias;  // of raw g; [HV]; [HV] or [HV,K], null: 0
+  float scale, beta_scale, lower_bound;
+  int heads, value_heads, key_dim, value_dim;
+  bool by_channel, normalize, sigmoid;
+  int64_t batch;
+
+  // Of channel r of a value head.
+  __device__ __forceinline__ float log_decay_of(int64_t b, int hv, int r) const {
+    const int at = by_channel ? hv * key_dim + r : hv;
+    const float x = g.at(b, at);
+    if (!A_log) return x;
+    const float y = x + (dt_bias ? dt_bias[at] : 0.f), rate = expf(A_log[hv]);
+    return lower_bound < 0.f ? log_decay<true>(y, rate, lower_bound)
+                             : log_decay<false>(y, rate, 0.f);
+  }
+  __device__ __forceinline__ float strength(float x, float by) const {
+    return sigmoid ? by * exact_sigmoid(x) : x;
+  }
+};
+
+// The reciprocal length of a row of n values (ops/l2_norm.h), by a warp.
+template <class T>
+__device__ __forceinline__ float reciprocal_length(const T* g_x, int n) {
+  float sum = 0;
+  for (int i = int(threadIdx.x); i < n; i += kLanes) {
+    const float x = to_float(g_x[i]);
+    sum += x * x;
+  }
+  sum = warp_sum(sum);
+  return sum > 3.4e38f ? __int_as_float(0x7fffffff) : rsqrtf(sum + 1e-6f);  // never silently zero
+}
+
+// What a row of the state needs; lane i holds it for row y+8i of its warp.
+struct LogitFactors {
+  float alpha = 0, erase = 0, k = 0, q = 0;  // e^g; b∘k∘e^g
+
+  template <class T>
+  __device__ __forceinline__ LogitFactors(const LogitStep<T>& p, int64_t b, int hv, int r,
+                                          float beta) {
+    const int key = hv / (p.value_heads / p.heads) * p.key_dim;
+    const T *g_k = p.k + b * p.k_step + key, *g_q = p.q + b * p.q_step + key;
+    float key_length = 1, query_length = 1;
+    if (p.normalize) {
+      key_length = reciprocal_length(g_k, p.key_dim);
+      query_length = reciprocal_length(g_q, p.key_dim);
+    }
+    if (r >= p.key_dim) return;
+    const float g = p.log_decay_of(b, hv, r);
+    k = to_float(g_k[r]) * key_length, q = to_float(g_q[r]) * query_length;
+    if (g > 0.f) *p.positive_decay = 1;
+    alpha = expf(g);
+    const float by = p.erase.g ? p.strength(p.erase.at(b, hv * p.key_dim + r), p.beta_scale) : beta;
+    erase = by * k * alpha;
+  }
+};
+
+template <int V>
+struct Item {
+  int64_t head, batch;  // of all sequences; its sequence
+  int hv, column;
+  bool inside;
+
+  template <class T>
+  __device__ __forceinline__ Item(const LogitStep<T>& p, int64_t item) {
+    const int64_t tiles = (p.value_dim + kLanes * V - 1) / (kLanes * V);
+    head = item / tiles, batch = head / p.value_heads, hv = int(head % p.value_heads);
+    column = int(item % tiles) * kLanes * V + V * int(threadIdx.x);
+    inside = column < p.value_dim;
+  }
+  template <class T>
+  __device__ __forceinline__ float* state(const LogitStep<T>& p) const {
+    return p.state + (head * p.key_dim + int(threadIdx.y)) * p.value_dim + column;
+  }
+  template <class T>
+  __device__ __forceinline__ bool holds(const LogitStep<T>& p, int i) const {
+    return inside && int(threadIdx.y) + kGroups * i < p.key_dim;
+  }
+  template <class T>
+  __device__ __forceinline__ static int64_t count(const LogitStep<T>& p) {
+    return p.batch * p.value_heads * ((p.value_dim + kLanes * V - 1) / (kLanes * V));
+  }
+};
+
+template <int V>
+struct alignas(16) StepShared {
+  float read[kGroups][kLanes][V], out[kGroups][kLanes][V];
+};
+
+// Steps 2 and 3 of an item whose state is in registers.
+template <int ROWS, int V, class T>
+__device__ __forceinline__ void advance(const LogitStep<T>& p, const Item<V>& at, StepShared<V>& s,
+                                        const Pack<float, V> (&r_s)[ROWS]) {
+  const float beta = p.beta.g ? p.strength(p.beta.at(at.batch, at.hv), p.beta_scale) : 0.f;
+  const LogitFactors row(p, at.batch, at.hv, int(threadIdx.y) + kGroups * int(threadIdx.x), beta);
+  float v[V] = {};  // w∘v
+  if (at.inside) {
+    const int value = at.hv * p.value_dim + at.column;
+    load_pack(v, p.v + at.batch * p.v_step + value);
+#pragma unroll
+    for (int e = 0; e < V; ++e)
+      v[e] *= p.write.g ? p.strength(p.write.at(at.batch, value + e), 1.f) : p.beta.g ? beta : 1.f;
+  }
+  float u[V] = {};  // 2
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const float erase = of_row(row.erase, i);
+#pragma unroll
+    for (int e = 0; e < V; ++e) u[e] += erase * r_s[i].v[e];
+  }
+  sum_columns<V>(u, s.read);
+#pragma unroll
+  for (int e = 0; e < V; ++e) u[e] = v[e] - u[e];
+  float out[V] = {};  // 3
+  float* state = at.state(p);
+#pragma unroll
+  for (int i = 0; i < ROWS; ++i) {
+    const float alpha = of_row(row.alpha, i), k = of_row(row.k, i), q = of_row(row.q, i);
+    float next[V];
+#pragma unroll
+    for (int e = 0; e < V; ++e) {
+      next[e] = alpha * r_s[i].v[e] + k * u[e];
+      out[e] += q * next[e];
+    }
+    if (at.holds(p, i)) store_pack(state + int64_t(kGroups) * p.value_dim * i, next);
+  }
+  sum_columns<V>(out, s.out);
+#pragma unroll
+  for (int e = 0; e < V; ++e) out[e] *= p.scale;
+  if (at.inside && threadIdx.y == 0) store_pack(p.o + at.head * p.value_dim + at.column, out);
+}
+
+// Item (batch, value head, 32·V columns), block (32,8): warp y holds rows y, y+8, ... of the state
+// in registers, ROWS of them, a lane V columns. 1 read S. 2 u = w∘v − Sᵀ(b∘k∘α). 3 S = α∘S + k uᵀ,
+// written; o = scale Sᵀq.
+template <class T, int ROWS, int V>
+__global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1)
+    logit_step_kernel(LogitStep<T> p) {
+  __shared__ StepShared<V> s;
+  for (int64_t item = blockIdx.x; item < Item<V>::count(p); item += gridDim.x) {
+    const Item<V> at(p, item);
+    const float* state = at.state(p);
+    Pack<float, V> r_s[ROWS];  // 1
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      r_s[i] = {};
+      if (at.holds(p, i)) r_s[i] = load_raw<float, V>(state + int64_t(kGroups) * p.value_dim * i);
+    }
+    advance<ROWS, V>(p, at, s, r_s);
+  }
+}
+
+template <class T, int V>
+void launch(const LogitStep<T>& p, cudaStream_t stream) {
+  visit_step_rows(p.key_dim, [&]<int ROWS>() {
+    logit_step_kernel<T, ROWS, V>
+        <<<step_grid(p.batch * p.value_heads, p.value_dim, V), dim3(kLanes, kGroups), 0, stream>>>(
+            p);
+  });
+  check_launch();
+}
+
+template <class T>
+LogitStep<device_t<T>> make_step(const DeltaRuleStep& from, const Tensor& state, const Tensor& o) {
+  const auto logits = [](const Rows& r) {
+    return r.t ? Logits{r.t.raw(), r.stride, r.t.dtype() == DType::bf16} : Logits{};
+  };
+  LogitStep<device_t<T>> p{};
+  p.q = ptr<T>(from.q.t), p.k = ptr<T>(from.k.t), p.v = ptr<T>(from.v.t), p.o = ptr<T>(o);
+  p.q_step = from.q.stride, p.k_step = from.k.stride, p.v_step = from.v.stride;
+  p.g = logits(from.g), p.beta = logits(from.beta);
+  p.erase = logits(from.erase), p.write = logits(from.write);
+  p.A_log = ptr<float>(from.A_log), p.dt_bias = ptr<float>(from.dt_bias);
+  p.scale = float(from.scale), p.beta_scale = float(from.beta_scale);
+  p.lower_bound = float(from.lower_bound);
+  p.by_channel = from.by_channel, p.normalize = from.normalize, p.sigmoid = from.sigmoid;
+  p.state = ptr<float>(state);
+  p.positive_decay = ebb::device_flags(o.device()) + int(DeviceFlag::positive_decay);
+  p.heads = int(from.heads), p.value_heads = int(state.size(1));
+  p.key_dim = int(state.size(2)), p.value_dim = int(state.size(3));
+  p.batch = state.size(0);
+  return p;
+}
+
+}  // namespace
+
+void logit_step(const DeltaRuleStep& from, const Tensor& state, const Tensor& o) {
+  visit_compute(o.dtype(), [&]<class T>() {
+    const LogitStep<device_t<T>> p = make_step<T>(from, state, o);
+    const auto aligned = [](const void* x, size_t bytes) {
+      return reinterpret_cast<uintptr_t>(x) % bytes == 0;
+    };
+    const bool quads = p.value_dim % 4 == 0 && p.v_step % 4 == 0 && aligned(p.state, 16) &&
+                       aligned(p.v, 4 * sizeof(T)) && aligned(p.o, 4 * sizeof(T));
+    if (quads)
+      launch<device_t<T>, 4>(p, stream_of(o));
+    else
+      launch<device_t<T>, 1>(p, stream_of(o));
+  });
+}
+
+}  // namespace ebb::gpu::delta
