@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(kTileThreads)
       for (int64_t m = tile.first_memory; m < tile.memory; ++m) {
         const float* rho = p.rho ? p.rho + (m * p.heads + head) * p.n : nullptr;
         Accumulator<T, 64> d[NS], f[NS];
+        __syncthreads();  // write_gradient of the head before still reads them
         s.w.clear();
 #pragma unroll
         for (int k = 0; k < NS; ++k)  // 1
