@@ -146,6 +146,24 @@ def kda(*shape, bounded=False):
                 lambda: chunk_kda(q, k, v, g, beta, safe_gate=True, lower_bound=-5.0)[0])
 
 
+def of_logits(family, *shape):
+    """As models call them: q and k normalised, gates from logits, all in the operator."""
+    B, T, H = short(*shape[:3])
+    K, V = shape[3:]
+    q, k, v, z = rand(B, T, H, K), rand(B, T, H, K), rand(B, T, H, V), rand(B, T, H)
+    A_log = uniform(H, high=2.7)
+    options = {"A_log": A_log, "use_gate_in_kernel": True, "use_qk_l2norm_in_kernel": True,
+               "use_beta_sigmoid_in_kernel": True}
+    if family == "kda":
+        from fla.ops.kda import chunk_kda as kernel
+        g, bias = rand(B, T, H, K), uniform(H * K, low=-7.0, high=-2.0)
+    else:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule as kernel
+        g, bias = rand(B, T, H), uniform(H, low=-7.0, high=-2.0)
+    return Case([q, k, v, g, z, A_log, bias],
+                lambda: kernel(q, k, v, g, z, dt_bias=bias, **options)[0])
+
+
 def gdn2(*shape):
     from fla.ops.gdn2 import chunk_gdn2
     B, T, H = short(*shape[:3])
@@ -287,6 +305,11 @@ def peers():
     first = add("gated_delta_rule", (8, 4096, 6, 64, 128), "BTHKV", fla, gated_delta_rule, parts=4)
     add("gated_delta_rule", (1, 32768, 6, 64, 128), "BTHKV", fla, gated_delta_rule, first)
     add("gated_delta_rule", (2, 8192, 16, 128, 128), "BTHKV", fla, gated_delta_rule, parts=4)
+    add("gated_delta_rule", (2, 8192, 8, 256, 256), "BTHKV", fla, gated_delta_rule, parts=4)
+    add("gated_delta_rule_of_logits", (8, 4096, 6, 64, 128), "BTHKV", fla,
+        lambda *shape: of_logits("gdn", *shape), parts=2)
+    add("kda_of_logits", (8, 4096, 6, 64, 128), "BTHKV", fla,
+        lambda *shape: of_logits("kda", *shape), parts=3)
     first = add("kda", (8, 4096, 6, 64, 128), "BTHKV", fla, kda, parts=6)
     add("kda", (1, 32768, 6, 64, 128), "BTHKV", fla, kda, first)
     bounded = lambda *shape: kda(*shape, bounded=True)
