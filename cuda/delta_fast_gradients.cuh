@@ -75,9 +75,15 @@ __device__ __forceinline__ void fetch_chunk(const P& p, Span span, int64_t chunk
                                             Shared& s) {
   const TilePlace at;
   at.fetch(s.scores, p.a + p.row_at(span.first, hv) * 128 + 64, 128, span.rows, 64);
-  fetch_floats<kRuleThreads>(reinterpret_cast<float*>(&s.gates),
-                             reinterpret_cast<const float*>(p.gates + chunk * p.value_heads + hv),
-                             P::kLogits ? kRuleGateFloats : kRuleGateFloats - 2 * kChunk);
+  auto* to = reinterpret_cast<float*>(&s.gates);
+  const auto* gates = reinterpret_cast<const float*>(p.gates + chunk * p.value_heads + hv);
+  if constexpr (P::kLogits) {
+    fetch_floats<kRuleThreads>(to, gates, kRuleGateFloats);
+  } else {  // without the γ of reads and the lengths, which nobody has written
+    constexpr int kRest = scan_gate_floats(true);
+    fetch_floats<kRuleThreads>(to, gates, scan_gate_floats(false));
+    fetch_floats<kRuleThreads>(to + kRest, gates + kRest, 2 * kChunk);
+  }
 }
 
 template <bool ADD>
