@@ -1,7 +1,6 @@
 // One decoding step of the delta rule, with a decay per head (ops/delta_rule.h) or per channel
 // (ops/delta_rule_channel.h): bound by the state, which is read and written once.
 #include "cuda/delta_rule_step.cuh"
-#include "tensor/device_flags.h"
 
 namespace ebb::gpu {
 namespace {
@@ -126,12 +125,7 @@ Step<device_t<T>> make_step(const DeltaRuleStep& from, const Tensor& state, cons
   p.q = ptr<T>(from.q.t), p.k = ptr<T>(from.k.t), p.v = ptr<T>(from.v.t), p.o = ptr<T>(o);
   p.g = ptr<float>(from.g.t), p.beta = ptr<float>(from.beta.t);
   p.erase = ptr<float>(from.erase.t), p.write = ptr<float>(from.write.t);
-  p.scale = float(from.scale), p.by_channel = from.by_channel;
-  p.state = ptr<float>(state);
-  p.positive_decay = ebb::device_flags(o.device()) + int(DeviceFlag::positive_decay);
-  p.heads = int(from.heads), p.value_heads = int(state.size(1));
-  p.key_dim = int(state.size(2)), p.value_dim = int(state.size(3));
-  p.batch = state.size(0);
+  set_sizes(p, from, state, o);
   return p;
 }
 
@@ -142,13 +136,8 @@ void delta_rule_step(const DeltaRuleStep& from, const Tensor& state, const Tenso
   if (!is_finished(from)) return logit_step(from, state, o);
   visit_compute(o.dtype(), [&]<class T>() {
     const Step<device_t<T>> p = make_step<T>(from, state, o);
-    const auto aligned = [](const void* x, size_t bytes) {
-      return reinterpret_cast<uintptr_t>(x) % bytes == 0;
-    };
     // Four columns a thread where rows of V and their addresses allow.
-    const bool quads = p.value_dim % 4 == 0 && aligned(p.state, 16) && aligned(p.write, 16) &&
-                       aligned(p.v, 4 * sizeof(T)) && aligned(p.o, 4 * sizeof(T));
-    if (quads)
+    if (delta::in_quads<T>(p) && delta::aligned(p.write, 16))
       launch<device_t<T>, 4>(p, stream_of(o));
     else
       launch<device_t<T>, 1>(p, stream_of(o));

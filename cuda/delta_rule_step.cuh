@@ -3,6 +3,7 @@
 #pragma once
 #include "cuda/common.cuh"
 #include "ops/delta_rule.h"
+#include "tensor/device_flags.h"
 
 namespace ebb::gpu::delta {
 
@@ -38,6 +39,26 @@ void visit_step_rows(int key_dim, F&& f) {
 inline unsigned step_grid(int64_t heads, int value_dim, int columns) {
   const int64_t blocks = heads * ceil_div(value_dim, kLanes * columns);
   return unsigned(std::min<int64_t>(blocks, (int64_t(1) << 31) - 1));
+}
+
+// What a step has of its state and of its inputs' scale and kind, whatever they are made from.
+template <class P>
+void set_sizes(P& p, const DeltaRuleStep& from, const Tensor& state, const Tensor& o) {
+  p.scale = float(from.scale), p.by_channel = from.by_channel;
+  p.state = ptr<float>(state);
+  p.positive_decay = ebb::device_flags(o.device()) + int(DeviceFlag::positive_decay);
+  p.heads = int(from.heads), p.value_heads = int(state.size(1));
+  p.key_dim = int(state.size(2)), p.value_dim = int(state.size(3));
+  p.batch = state.size(0);
+}
+inline bool aligned(const void* x, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(x) % bytes == 0;
+}
+// Whether a thread may take four columns at once; rows of v are as long as those of o.
+template <class T, class P>
+bool in_quads(const P& p) {
+  return p.value_dim % 4 == 0 && aligned(p.state, 16) && aligned(p.v, 4 * sizeof(T)) &&
+         aligned(p.o, 4 * sizeof(T));
 }
 
 // The same from logits, or from rows that lie apart.

@@ -3,7 +3,6 @@
 // delta_rule_step.cu, with lengths and gates worked out on the way.
 #include "cuda/delta_fast.cuh"
 #include "cuda/delta_rule_step.cuh"
-#include "tensor/device_flags.h"
 
 namespace ebb::gpu::delta {
 namespace {
@@ -189,14 +188,10 @@ LogitStep<device_t<T>> make_step(const DeltaRuleStep& from, const Tensor& state,
   p.g = logits(from.g), p.beta = logits(from.beta);
   p.erase = logits(from.erase), p.write = logits(from.write);
   p.A_log = ptr<float>(from.A_log), p.dt_bias = ptr<float>(from.dt_bias);
-  p.scale = float(from.scale), p.beta_scale = float(from.beta_scale);
+  p.beta_scale = float(from.beta_scale);
   p.lower_bound = float(from.lower_bound);
-  p.by_channel = from.by_channel, p.normalize = from.normalize, p.sigmoid = from.sigmoid;
-  p.state = ptr<float>(state);
-  p.positive_decay = ebb::device_flags(o.device()) + int(DeviceFlag::positive_decay);
-  p.heads = int(from.heads), p.value_heads = int(state.size(1));
-  p.key_dim = int(state.size(2)), p.value_dim = int(state.size(3));
-  p.batch = state.size(0);
+  p.normalize = from.normalize, p.sigmoid = from.sigmoid;
+  set_sizes(p, from, state, o);
   return p;
 }
 
@@ -205,12 +200,7 @@ LogitStep<device_t<T>> make_step(const DeltaRuleStep& from, const Tensor& state,
 void logit_step(const DeltaRuleStep& from, const Tensor& state, const Tensor& o) {
   visit_compute(o.dtype(), [&]<class T>() {
     const LogitStep<device_t<T>> p = make_step<T>(from, state, o);
-    const auto aligned = [](const void* x, size_t bytes) {
-      return reinterpret_cast<uintptr_t>(x) % bytes == 0;
-    };
-    const bool quads = p.value_dim % 4 == 0 && p.v_step % 4 == 0 && aligned(p.state, 16) &&
-                       aligned(p.v, 4 * sizeof(T)) && aligned(p.o, 4 * sizeof(T));
-    if (quads)
+    if (in_quads<T>(p) && p.v_step % 4 == 0)
       launch<device_t<T>, 4>(p, stream_of(o));
     else
       launch<device_t<T>, 1>(p, stream_of(o));
