@@ -12,17 +12,14 @@ __device__ __forceinline__ ScanSource<3> channel_source(const Channel<bf16_t>& p
                                                         int64_t value_stride, int hv, int64_t token,
                                                         int64_t chunk) {
   const int64_t row = p.row_at(token, hv), key = row * p.key_dim;
-  ScanSource<3> source{{p.erased + key, p.queries + key, p.kept + key},
-                       v,
-                       p.a + row * kChunk,
-                       p.scores + row * kChunk,
-                       p.total + p.total_at(chunk, hv),
-                       p.key_dim,
-                       value_stride,
-                       p.key_dim + kChunk};
-  source.added = p.added + p.state_at(chunk, hv), source.local = p.local + p.value_at(token, hv);
-  source.local_stride = p.value_stride(), source.added_index = chunk * p.value_heads + hv;
-  return source;
+  return {{p.erased + key, p.queries + key, p.kept + key},
+          v,
+          p.a + row * kChunk,
+          p.scores + row * kChunk,
+          p.total + p.total_at(chunk, hv),
+          p.key_dim,
+          value_stride,
+          p.key_dim + kChunk};
 }
 // v as [heads, tokens, V] with these strides.
 ScanMaps<3> channel_maps(const Channel<bf16_t>& p, const bf16_t* v, int64_t head_stride,
@@ -67,40 +64,14 @@ __device__ __forceinline__ void add_to_state(float (&state)[SLABS][8][4], const 
   for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], a, keys[j]);
 }
 
-// The parts of a chunk that do not depend on the state: the warp's rows of a transposed state, and
-// its columns of a [tokens,V] tile, as accumulators hold them.
-__device__ __forceinline__ void add_rows(float (&state)[8][4], const SwizzledTile& s, int warp,
-                                         const Lane& l) {
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const bf16_t* at = s.at(16 * warp + l.g + 8 * half, 8 * n) + 2 * l.c;
-      const unsigned x = *reinterpret_cast<const unsigned*>(at);
-      state[n][2 * half] += low_half(x), state[n][2 * half + 1] += high_half(x);
-    }
-  settle(state);
-}
-__device__ __forceinline__ void add_columns(float (&out)[8][4], const SwizzledTile& s, int warp,
-                                            const Lane& l) {
-  unsigned x[4][4];
-  load_values(x, s, warp, l);
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const unsigned top = x[n / 2][2 * (n % 2)], bottom = x[n / 2][2 * (n % 2) + 1];
-    out[n][0] += low_half(top), out[n][1] += high_half(top);
-    out[n][2] += low_half(bottom), out[n][3] += high_half(bottom);
-  }
-}
-
 // By the warps that multiply. Per chunk: 1 K̂ S and Q̃ S; S out meanwhile. 2 Y = β V − K̂ S (β is 1
 // where V came with its gate). 3 V' = A Y. 4 S = Diag(γ_n) S + K̄ᵀ V', and o = Q̃ S + P V'; V' out
-// meanwhile, then o. At the end: 5 ht. ENDS: the state only, written for chain_segments. LOCAL: S
-// and o also gain what the chunk brings without the state. PLAIN: nothing is erased, V' = V.
-template <int SLABS, bool ENDS, bool LOCAL, bool PLAIN>
+// meanwhile, then o. At the end: 5 ht. ENDS: the state only, written for chain_segments.
+// PLAIN: nothing is erased, V' = V.
+template <int SLABS, bool ENDS, bool PLAIN>
 __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segments& segments,
-                     ScanShared<SLABS, 3, LOCAL>& s, Arrivals& arrivals, float* ht) {
-  using Shared = ScanShared<SLABS, 3, LOCAL>;
+                     ScanShared<SLABS, 3>& s, Arrivals& arrivals, float* ht) {
+  using Shared = ScanShared<SLABS, 3>;
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   float state[SLABS][8][4];
@@ -108,7 +79,7 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
   Turn turn;
   for (int step = 0; step < int(item.steps); ++step) {
     arrivals.wait(s.arrived, turn.at);
-    const ScanInputs<SLABS, 3, LOCAL>& now = s.in[turn.at];
+    const ScanInputs<SLABS, 3>& now = s.in[turn.at];
     constexpr int kOuts = Shared::kOuts;
     ValueOutputs& results = s.out[step % kOuts];
     unsigned sa[4 * SLABS][4], v[4][4], va[4][4];
@@ -147,7 +118,6 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
       multiply_rows<true>(values, v, now.a);
       warpgroup_commit();
       decay_state<SLABS>(state, now.numbers, p.key_dim, l);
-      if constexpr (LOCAL) add_rows(state[0], now.added, warp, l);
       warpgroup_wait<0>();
       settle(values);
       values_as_left(va, values);
@@ -164,10 +134,7 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
     }
     warpgroup_wait<0>();
     settle_state<SLABS>(state);
-    if (!ENDS) {
-      settle(out);
-      if constexpr (LOCAL) add_columns(out, now.local, warp, l);
-    }
+    if (!ENDS) settle(out);
     barrier_arrive<192>(kDone + turn.at);
     if (!ENDS) {
       values_as_left(v, out);
@@ -183,15 +150,15 @@ __device__ void scan(const Channel<bf16_t>& p, const ScanItem& item, const Segme
                             item.v0 + 16 * warp, l);
 }
 
-template <int SLABS, bool ENDS, bool LOCAL, bool PLAIN>
+template <int SLABS, bool ENDS, bool PLAIN>
 __global__ void __launch_bounds__(kScanThreads, 1)
     channel_scan_kernel(Channel<bf16_t> p, Segments segments,
-                        const __grid_constant__ ScanMaps<3, LOCAL> maps, bf16_t* o, float* ht) {
-  auto& s = swizzled_shared<ScanShared<SLABS, 3, LOCAL>>();
+                        const __grid_constant__ ScanMaps<3> maps, bf16_t* o, float* ht) {
+  auto& s = swizzled_shared<ScanShared<SLABS, 3>>();
   run_scan<SLABS, 3, ENDS, false>(
       p, segments, maps, s,
       [&](const ScanItem& item, Arrivals& arrivals) {
-        scan<SLABS, ENDS, LOCAL, PLAIN>(p, item, segments, s, arrivals, ht);
+        scan<SLABS, ENDS, PLAIN>(p, item, segments, s, arrivals, ht);
       },
       [&](const ScanItem& item, int64_t token, int64_t chunk) {
         const bf16_t* v = p.written ? p.written + p.row_at(token, item.hv) * p.value_dim
@@ -199,7 +166,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
         return channel_source(p, v, p.written ? p.value_dim : p.v_stride(), item.hv, token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 3, false, LOCAL>(p, item, s, p.values, o, p.value_stride())
+        ScanStore<SLABS, 3, false>(p, item, s, p.values, o, p.value_stride())
             .run(ChunkStates{p, item, p.states});
       });
 }
@@ -294,36 +261,22 @@ __global__ void __launch_bounds__(kScanThreads, 1)
       });
 }
 
-template <int SLABS, bool LOCAL, class P, class... P2, class... A>
-void launch(void (*kernel)(P2...), const P& p, const Segments& segments,
-            const ScanMaps<3, LOCAL>& maps, bool ends, cudaStream_t stream, const A&... more) {
-  launch_fast<ScanShared<SLABS, 3, LOCAL>>(kernel, kScanThreads,
-                                           grid_of(ScanItem::count(p, segments, ends)), stream, p,
-                                           segments, maps, more...);
+template <int SLABS, class P, class... P2, class... A>
+void launch(void (*kernel)(P2...), const P& p, const Segments& segments, const ScanMaps<3>& maps,
+            bool ends, cudaStream_t stream, const A&... more) {
+  launch_fast<ScanShared<SLABS, 3>>(kernel, kScanThreads,
+                                    grid_of(ScanItem::count(p, segments, ends)), stream, p,
+                                    segments, maps, more...);
 }
 
-template <int SLABS, bool LOCAL, bool PLAIN>
-void run_segments(const Channel<bf16_t>& p, const Segments& segments,
-                  const ScanMaps<3, LOCAL>& maps, bf16_t* o, float* ht, cudaStream_t stream) {
+template <int SLABS, bool PLAIN>
+void run_segments(const Channel<bf16_t>& p, const Segments& segments, const ScanMaps<3>& maps,
+                  bf16_t* o, float* ht, cudaStream_t stream) {
   if (segments.count > 1) {
-    launch<SLABS>(channel_scan_kernel<SLABS, true, LOCAL, PLAIN>, p, segments, maps, true, stream,
-                  o, ht);
+    launch<SLABS>(channel_scan_kernel<SLABS, true, PLAIN>, p, segments, maps, true, stream, o, ht);
     chain_segments(p, segments, p.h0, false, stream);
   }
-  launch<SLABS>(channel_scan_kernel<SLABS, false, LOCAL, PLAIN>, p, segments, maps, false, stream,
-                o, ht);
-}
-
-ScanMaps<3, true> with_local(const Channel<bf16_t>& p, const ScanMaps<3>& maps, Device device) {
-  return {{maps.keys[0], maps.keys[1], maps.keys[2]},
-          maps.v,
-          maps.a,
-          maps.p,
-          maps.group,
-          {tile_map(p.added, p.key_dim, p.chunks * p.value_heads, int64_t(p.key_dim) * p.value_dim,
-                    p.value_dim, p.key_dim, device),
-           tile_map(p.local, p.value_dim, p.value_heads, p.value_dim, p.tokens, p.value_stride(),
-                    device)}};
+  launch<SLABS>(channel_scan_kernel<SLABS, false, PLAIN>, p, segments, maps, false, stream, o, ht);
 }
 
 }  // namespace
@@ -348,15 +301,11 @@ void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device de
   const ScanMaps<3> maps =
       p.written ? channel_maps(p, p.written, p.tokens * p.value_dim, p.value_dim, device)
                 : channel_maps(p, p.v, p.value_dim, p.v_stride(), device);
-  if (p.added) {
-    const ScanMaps<3, true> more = with_local(p, maps, device);
-    return run_segments<1, true, false>(p, segments, more, o, ht, stream);
-  }
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
     if (p.plain)
-      run_segments<SLABS, false, true>(p, segments, maps, o, ht, stream);
+      run_segments<SLABS, true>(p, segments, maps, o, ht, stream);
     else
-      run_segments<SLABS, false, false>(p, segments, maps, o, ht, stream);
+      run_segments<SLABS, false>(p, segments, maps, o, ht, stream);
   });
 }
 

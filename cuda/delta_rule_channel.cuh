@@ -21,9 +21,6 @@ struct Channel : Problem<T> {  // here g is [tokens,HV,K]
   T* written = {};                            // w∘V [HV,tokens,V], or null
   bool plain = false;  // nothing is erased: the kernels on tensor cores leave K̂, M and A out
   float* total = {};   // γ_n, then β (1 where there is w) [chunks,HV,K+64]
-  // dplr: what a chunk adds to the state, transposed [chunks,HV,V,K], and to o [tokens,HV,V]
-  // whatever the state is; null: nothing
-  const T *added = {}, *local = {};
   int64_t value_step = 0;  // elements between tokens of v, where they lie apart; else 0
 
   __host__ __device__ int64_t v_stride() const {

@@ -111,12 +111,10 @@ inline ScanMaps<2> gated_maps(const FastProblem& p, const bf16_t* v, int64_t ste
 
 // A scan's kernel by roles: multiply(item, arrivals), and for the others source(item)(token, chunk)
 // and store(item), which runs a ScanStore.
-template <int SLABS, int KEYS, bool ENDS, bool REVERSE, bool LOCAL, class Multiply, class Source,
-          class Store>
+template <int SLABS, int KEYS, bool ENDS, bool REVERSE, class Multiply, class Source, class Store>
 __device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segments& segments,
-                                         const ScanMaps<KEYS, LOCAL>& maps,
-                                         ScanShared<SLABS, KEYS, LOCAL>& s, Multiply&& multiply,
-                                         Source&& source, Store&& store) {
+                                         const ScanMaps<KEYS>& maps, ScanShared<SLABS, KEYS>& s,
+                                         Multiply&& multiply, Source&& source, Store&& store) {
   if (threadIdx.x == 0) {
     for (uint64_t& arrived : s.arrived) expect_arrivals(&arrived);
     publish_tiles();
@@ -129,7 +127,7 @@ __device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segment
   } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
     give_registers();
     each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
-      ScanFetch<SLABS, KEYS, REVERSE, LOCAL>{p, item, s, maps}.run(
+      ScanFetch<SLABS, KEYS, REVERSE>{p, item, s, maps}.run(
           [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
     });
   } else {

@@ -5,21 +5,21 @@
 namespace ebb::gpu::delta {
 
 // The fetching warps: two for even steps, two for odd ones.
-template <int SLABS, int KEYS, bool REVERSE, bool LOCAL>
+template <int SLABS, int KEYS, bool REVERSE>
 struct ScanFetch {
-  static constexpr int kStages = ScanShared<SLABS, KEYS, LOCAL>::kStages;
+  static constexpr int kStages = ScanShared<SLABS, KEYS>::kStages;
   const Problem<bf16_t>& p;
   const ScanItem& item;
-  ScanShared<SLABS, KEYS, LOCAL>& s;
-  const ScanMaps<KEYS, LOCAL>& maps;
+  ScanShared<SLABS, KEYS>& s;
+  const ScanMaps<KEYS>& maps;
   int thread = int(threadIdx.x) & 63, parity = (int(threadIdx.x) - kMultiplyThreads) >> 6;
 
   // By one thread: all of it, as it lies in memory.
   __device__ __forceinline__ void ask(const ScanSource<KEYS>& from, int64_t token,
-                                      ScanInputs<SLABS, KEYS, LOCAL>& to, uint64_t* arrived) const {
+                                      ScanInputs<SLABS, KEYS>& to, uint64_t* arrived) const {
 #if EBB_WGMMA
     const int bytes = 4 * from.number_count;
-    constexpr int kTiles = KEYS * SLABS + 3 + (LOCAL ? 2 : 0);
+    constexpr int kTiles = KEYS * SLABS + 3;
     arrive_with_bytes(arrived, kTiles * int(sizeof(SwizzledTile)) + bytes);
     const auto keys = [&](int i) {
 #pragma unroll
@@ -33,28 +33,21 @@ struct ScanFetch {
     fetch_box(to.p, maps.p, 0, item.hv, token, arrived);
 #pragma unroll
     for (int i = 1; i < KEYS; ++i) keys(i);
-    if constexpr (LOCAL) {
-      fetch_box(to.added, maps.more.added, 0, int(from.added_index), item.v0, arrived);
-      fetch_box(to.local, maps.more.local, item.v0, item.hv, token, arrived);
-    }
 #endif
   }
 
   // By all 64 threads: `rows` rows, zeros after them.
   __device__ __forceinline__ void copy(const ScanSource<KEYS>& from, int rows,
-                                       ScanInputs<SLABS, KEYS, LOCAL>& to) const {
+                                       ScanInputs<SLABS, KEYS>& to) const {
     const int r = thread / 8, c = thread % 8 * 8;
-    const auto part = [&](SwizzledTile& tile, const bf16_t* g, int64_t stride, int rows, int cols) {
+    const auto tile = [&](SwizzledTile& to, const bf16_t* g, int64_t stride, int cols) {
 #pragma unroll 2
       for (int i = 0; i < 8; ++i) {
         const bool valid = r + 8 * i < rows && c < cols;
         const void* source = valid ? static_cast<const void*>(g + (r + 8 * i) * stride + c)
                                    : static_cast<const void*>(from.numbers);
-        copy_async_or_zero(tile.at(r, c) + 8 * i * 64, source, valid);
+        copy_async_or_zero(to.at(r, c) + 8 * i * 64, source, valid);
       }
-    };
-    const auto tile = [&](SwizzledTile& to, const bf16_t* g, int64_t stride, int cols) {
-      part(to, g, stride, rows, cols);
     };
 #pragma unroll
     for (int i = 0; i < KEYS; ++i)
@@ -64,10 +57,6 @@ struct ScanFetch {
     tile(to.v, from.v + item.v0, from.value_stride, p.value_dim - item.v0);
     tile(to.a, from.a, from.kPairStride, kChunk);
     tile(to.p, from.p, from.kPairStride, kChunk);
-    if constexpr (LOCAL) {
-      part(to.added, from.added, p.key_dim, p.value_dim - item.v0, p.key_dim);
-      tile(to.local, from.local, from.local_stride, p.value_dim - item.v0);
-    }
     for (int i = 4 * thread; i < from.number_count; i += 4 * kFetchThreads / 2)
       copy_async(to.numbers + i, from.numbers + i);
     wait_copies();
@@ -86,7 +75,7 @@ struct ScanFetch {
       const int64_t token = item.walk.begin + chunk * kChunk;
       const int rows = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
       const ScanSource<KEYS> from = at(token, item.walk.first + chunk);
-      ScanInputs<SLABS, KEYS, LOCAL>& to = s.in[turn.at];
+      ScanInputs<SLABS, KEYS>& to = s.in[turn.at];
       uint64_t* arrived = s.arrived + turn.at;
       if (EBB_WGMMA && rows == kChunk) {
         if (thread == 0)
@@ -117,17 +106,17 @@ struct ChunkStates {
 };
 
 // The storing warps.
-template <int SLABS, int KEYS, bool REVERSE, bool LOCAL = false>
+template <int SLABS, int KEYS, bool REVERSE>
 struct ScanStore {
   static constexpr int64_t kStep = REVERSE ? -1 : 1;
-  ScanShared<SLABS, KEYS, LOCAL>& s;
+  ScanShared<SLABS, KEYS>& s;
   const ScanItem& item;
   int steps, last_rows, r, c, cols, key_cols;
   int64_t value_stride, value_dim;
   bf16_t *values, *other;  // [HV,tokens,V] and [tokens,HV,V] of the next step; one may be null
 
   __device__ __forceinline__ ScanStore(const Problem<bf16_t>& p, const ScanItem& at,
-                                       ScanShared<SLABS, KEYS, LOCAL>& shared, bf16_t* g_values,
+                                       ScanShared<SLABS, KEYS>& shared, bf16_t* g_values,
                                        bf16_t* g_other, int64_t other_step)
       : s(shared), item(at), steps(int(at.steps)), last_rows(at.last_rows()) {
     const int t = int(threadIdx.x) & 127;
@@ -150,7 +139,7 @@ struct ScanStore {
   }
   template <class F>
   __device__ __forceinline__ void put_state(int step, int rows, F&& state_rows) const {
-    constexpr int kStates = ScanShared<SLABS, KEYS, LOCAL>::kStates;
+    constexpr int kStates = ScanShared<SLABS, KEYS>::kStates;
     const int64_t chunk = chunk_of_step<REVERSE>(item, step);
     const Span span{item.walk.begin + chunk * kChunk, rows, item.sequence};
     const StateRows to = state_rows(span, item.walk.first + chunk);
@@ -164,8 +153,8 @@ struct ScanStore {
   // single place for states the products only read, and it is stored while they run.
   template <class F>
   __device__ __forceinline__ void run(F&& state_rows) {
-    constexpr int kOuts = ScanShared<SLABS, KEYS, LOCAL>::kOuts;
-    constexpr bool kEarly = ScanShared<SLABS, KEYS, LOCAL>::kStates == 1;
+    constexpr int kOuts = ScanShared<SLABS, KEYS>::kOuts;
+    constexpr bool kEarly = ScanShared<SLABS, KEYS>::kStates == 1;
     for (int step = 0; step < steps; ++step) {
       const int n = step == (REVERSE ? 0 : steps - 1) ? last_rows : kChunk;
       if (kEarly) {

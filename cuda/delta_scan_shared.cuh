@@ -11,16 +11,8 @@ inline constexpr int kScanThreads = kMultiplyThreads + kFetchThreads + kStoreThr
 // Two scans exist: with a decay per head (KEYS = 2: k, q), and with one per channel (KEYS = 3: the
 // operands k for the erasing, q for the reading and k for the writing that
 // delta_fast_channel_prepare.cu has multiplied with their decays).
-// LOCAL (dplr): a chunk also adds to the state and to the outputs what does not depend on the
-// state.
-template <bool LOCAL>
-struct ScanLocal {};
-template <>
-struct ScanLocal<true> {
-  SwizzledTile added, local;  // [V,K], [tokens,V]
-};
-template <int SLABS, int KEYS, bool LOCAL = false>
-struct ScanInputs : ScanLocal<LOCAL> {
+template <int SLABS, int KEYS>
+struct ScanInputs {
   SwizzledTile keys[KEYS][SLABS], a, p, v;  // v: V or dO
   // With a decay per head γ, τ, β, γ_n and, for K <= 128, γ of the reads; else γ_n by channel and
   // β.
@@ -41,28 +33,21 @@ struct ScanInputs : ScanLocal<LOCAL> {
 struct ValueOutputs {
   SwizzledTile values, other;  // [tokens,V]
 };
-template <int SLABS, int KEYS, bool LOCAL = false>
+template <int SLABS, int KEYS>
 struct ScanShared {
-  static constexpr int kStages = !LOCAL && (SLABS == 1 || (SLABS == 2 && KEYS == 2)) ? 3 : 2;
+  static constexpr int kStages = SLABS == 1 || (SLABS == 2 && KEYS == 2) ? 3 : 2;
   static constexpr int kOuts = SLABS == 1 ? 2 : 1, kStates = SLABS > 2 ? 1 : 2;
-  ScanInputs<SLABS, KEYS, LOCAL> in[kStages];
+  ScanInputs<SLABS, KEYS> in[kStages];
   SwizzledTile states[kStates][SLABS];  // [V,K]
   ValueOutputs out[kOuts];
   uint64_t arrived[kStages];
 };
 
 // What a scan reads: matrices in memory, coordinates (column, head, token), keys of head hv/group.
-template <bool LOCAL>
-struct ScanLocalMaps {};
-template <>
-struct ScanLocalMaps<true> {
-  CUtensorMap added, local;  // head of `added`: chunk·HV + head
-};
-template <int KEYS, bool LOCAL = false>
+template <int KEYS>
 struct ScanMaps {
   CUtensorMap keys[KEYS], v, a, p;
   int group = 1;
-  ScanLocalMaps<LOCAL> more = {};
 };
 // The same at one token and chunk of a head, for copies by threads.
 template <int KEYS>
@@ -73,8 +58,6 @@ struct ScanSource {
   const float* numbers;
   int64_t key_stride, value_stride;
   int number_count;
-  const bf16_t *added = nullptr, *local = nullptr;  // LOCAL: [V,K]; as v
-  int64_t local_stride = 0, added_index = 0;        // rows of local; head of the map of `added`
 };
 
 // The multiplying warps need more registers than a block of twelve warps has for each; the others
