@@ -18,7 +18,9 @@
 // with the decays of a chunk centred on its middle; down to −4.375, with each half of a chunk
 // centred on its own; below or without a bound, with those of each 16 tokens referring to their
 // borders, at somewhat more than twice the time. A w below what was declared is an Error on the CPU
-// and raises DeviceFlag::unbounded_decay on the GPU. Other sizes, and f32, go token by token.
+// and raises DeviceFlag::unbounded_decay on the GPU. Other sizes, and f32, go token by token. By
+// products of matrices dw is a difference of sums in f32: a gradient some 1e-7 of its neighbours'
+// in the chunk (of a channel that forgets everything at every token) is their rounding.
 //
 // Chunks of C tokens, G_i the sum of w up to token i, Gx_i the sum before it, S the entering state:
 //   A_ab, A_ak [i,j<i] = Σ_d a_i {b_j, k_j} e^{Gx_i−G_j}     A_rb, A_rk [i,j<=i] likewise,
