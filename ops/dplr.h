@@ -23,12 +23,15 @@
 // in the chunk (of a channel that forgets everything at every token) is their rounding.
 //
 // Chunks of C tokens, G_i the sum of w up to token i, Gx_i the sum before it, S the entering state:
-//   A_ab, A_ak [i,j<i] = Σ_d a_i {b_j, k_j} e^{Gx_i−G_j}     A_rb, A_rk [i,j<=i] likewise,
-//   e^{G_i−G_j} Y = (I − A_ab)⁻¹ ((a∘e^{Gx}) S + A_ak V)                 o = scale ((r∘e^G) S +
-//   A_rk V + A_rb Y) S⁺ = Diag(e^{G_C}) S + (k∘e^{G_C−G})ᵀ V + (b∘e^{G_C−G})ᵀ Y
+//   A_ab, A_ak [i,j<i] = Σ_d a_i {b_j, k_j} e^{Gx_i−G_j}
+//   A_rb, A_rk [i,j<=i] = Σ_d r_i {b_j, k_j} e^{G_i−G_j}
+//   Y = (I − A_ab)⁻¹ ((a∘e^{Gx}) S + A_ak V)
+//   o = scale ((r∘e^G) S + A_rk V + A_rb Y)
+//   S⁺ = Diag(e^{G_C}) S + (k∘e^{G_C−G})ᵀ V + (b∘e^{G_C−G})ᵀ Y
 // Every exponent is a sum of log decays, so nothing overflows and nothing cancels. Saves the
-// inputs, (I − A_ab)⁻¹ [H,B·T,C], the state before each chunk [chunks,H,K,V] and Y [H,B·T,V];
-// options.recompute keeps the inputs only.
+// inputs, (I − A_ab)⁻¹ [H,B·T,C], the state before each chunk [chunks,H,K,V] and Y [H,B·T,V] (on
+// tensor cores what a chunk makes of the state, two matrices, in its place); options.recompute
+// keeps the inputs only.
 #pragma once
 #include "autograd/var.h"
 #include "ops/cost.h"
