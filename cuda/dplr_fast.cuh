@@ -18,9 +18,10 @@
 // depends on the state but by two matrices that need no state:
 //   o = (ε∘R + A_rb W) S + (A_rk V + A_rb U)
 //   S⁺ = Diag(ε²) S + B̄ᵀ W S + (K̄ᵀ V + B̄ᵀ U)          B̄ = ε∘B, K̄ = ε∘K
+//   D⁻ = Diag(ε²) D + (B̄ᵀ W)ᵀ D + (ε∘R + A_rb W)ᵀ dO
 // dplr_fast_prepare.cu makes these; then a scan's step (dplr_fast_scan.cu) is one product, with the
-// read-out beside it, and so is the reverse one's, D⁻ = Diag(ε²) D + (B̄ᵀ W)ᵀ D + (ε∘R + A_rb W)ᵀ
-// dO. dplr_fast_gradients.cu does the rest.
+// read-out beside it, and so is the reverse one's. dplr_fast_gradients.cu and
+// dplr_steep_gradients.cu (PARTS = 4) do the rest.
 #pragma once
 #include "cuda/delta_fast.cuh"
 #include "cuda/dplr.cuh"

@@ -2,8 +2,7 @@
 // D (ops/dplr_cpu_bwd.cpp; centred operands R, A, K, B and ε of cuda/dplr_fast.cuh, up and down
 // their factors). With T = (I − A_ab)⁻¹,
 //   Y = T (A_ak V + (ε∘A) S)     Z = Tᵀ (A_rbᵀ dO + (ε∘B) D)
-// and with dP_v = tril(dO Vᵀ), dP_y = tril(dO Yᵀ), dM_v = stril(Z Vᵀ), dM_y =
-// stril(Z Yᵀ),
+// and with dP_v, dP_y = tril(dO {V,Y}ᵀ) and dM_v, dM_y = stril(Z {V,Y}ᵀ),
 //   x_r = dP_v K + dP_y B + ε∘(dO S)     dr = scale up∘x_r     x_k = dP_vᵀ R + dM_vᵀ A + ε∘(V Dᵀ)
 //   x_a = dM_v K + dM_y B + ε∘(Z S)      da = up_before∘x_a    x_b = dP_yᵀ R + dM_yᵀ A + ε∘(Y Dᵀ)
 //   dk = down∘x_k     db = down∘x_b      dV = A_rkᵀ dO + A_akᵀ Z + (ε∘K) D

@@ -1,6 +1,6 @@
 // dplr in bf16 on tensor cores: what needs no state, chunk by chunk (cuda/dplr_fast.cuh).
 #include "cuda/delta_fast_inverse.cuh"
-#include "cuda/dplr_chunk.cuh"
+#include "cuda/dplr_part_scores.cuh"
 
 namespace ebb::gpu::low_rank {
 namespace {

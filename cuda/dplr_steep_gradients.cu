@@ -4,9 +4,10 @@
 // decay over each on the way. Pairs inside a part, of which no factors exist in the range of
 // floats, are summed token by token in f32, a thread with one channel of one part; with e_ij the
 // decay after j through i, α_i that of i, and dP, dM the gradients of the four scores,
-//   dr_i += Σ_{j<=i} (dP_v k_j + dP_y b_j) e_ij       dk_j += Σ_{i>=j} (dP_v r_i + dM_v a_i/α_i)
-//   e_ij da_i += Σ_{j<i} (dM_v k_j + dM_y b_j) e_ij/α_i    db_j += Σ_{i>=j} (dP_y r_i + dM_y
-//   a_i/α_i) e_ij
+//   dr_i += Σ_{j<=i} (dP_v k_j + dP_y b_j) e_ij
+//   da_i += Σ_{j<i} (dM_v k_j + dM_y b_j) e_ij/α_i
+//   dk_j += Σ_{i>=j} (dP_v r_i + dM_v a_i/α_i) e_ij
+//   db_j += Σ_{i>=j} (dP_y r_i + dM_y a_i/α_i) e_ij
 // where e_ij/α_i is the product that ends before i.
 #include "cuda/dplr_gradient_sides.cuh"
 
