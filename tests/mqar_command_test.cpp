@@ -184,7 +184,8 @@ TEST_F(MqarCommand, GridOfRunsGoesOn) {
   ASSERT_EQ(run(""), 0) << read_file(at("out.txt"));
   said("4 runs to do");
   said("DART N 4 without SMA");
-  said("own read vector N 4");
+  said("DART N 4, own read ");
+  said("Their learning rates\n");
   said("\nTransformer  ");
   const json results = json::parse(read_file(at("grid/results.json")));
   ASSERT_EQ(results["runs"].size(), 6u);
@@ -196,6 +197,19 @@ TEST_F(MqarCommand, GridOfRunsGoesOn) {
   }
   ASSERT_EQ(run(" --budget 0.001"), 0);
   said("0 runs to do");
+
+  // A list of runs, in its order, with what the runs so far let expect of them.
+  const auto listed = [&](const char* names) {
+    write_file_atomically(at("list.txt"), names);
+    return run(" --widths 64 --dry-run --list " + at("list.txt"));
+  };
+  ASSERT_EQ(listed("mamba2-L32-d64-N8-lr0.01-s42\n\ndart-L32-d64-N4-lr0.01-s42   7 s\n"), 0);
+  const std::string list = read_file(at("out.txt"));
+  EXPECT_EQ(list.find("mamba2-L32-d64-N8-lr0.01-s42 "), 0u) << list;
+  EXPECT_LT(list.find("\ndart-L32-d64-N4-lr0.01-s42 "), list.size()) << list;
+  EXPECT_LT(list.find("\n2 runs of 8 steps, "), list.size()) << list;
+  EXPECT_NE(listed("dart-L32-d32-N5-lr0.01-s42\n"), 0);
+  said("dart-L32-d32-N5-lr0.01-s42 is no run of this grid");
   ASSERT_EQ(run(" --lengths 64 --budget 0.001"), 0);
   said("0 of 6 runs done");
   EXPECT_NE(run(" --epochs 2"), 0);

@@ -62,6 +62,8 @@ def arguments():
     p.add_argument("--budget", type=float, default=0, help="seconds; running ones are then broken off")
     p.add_argument("--table", action="store_true", help="only print what the results hold")
     p.add_argument("--dry-run", action="store_true", help="only list what would be run, in order")
+    p.add_argument("--list", type=pathlib.Path, metavar="FILE",
+                   help="only these runs of the grid, in this order: names as --dry-run prints them")
     grid = p.add_argument_group("the grid")
     grid.add_argument("--lengths", type=numbers(int), default=[256, 512])
     grid.add_argument("--widths", type=numbers(int), default=[32, 64, 128])
@@ -136,7 +138,15 @@ def all_runs(a):
                                 if model in a.models:
                                     runs.append(Run(model=model, length=length, width=width,
                                                     state=state, lr=lr, seed=a.seed))
-    return runs
+    return listed(runs, a.list) if a.list else runs
+
+
+def listed(runs, path):
+    known = {r.name: r for r in runs}
+    names = [line.split()[0] for line in path.read_text().splitlines() if line.strip()]
+    if bad := [n for n in names if n not in known]:
+        sys.exit(f"mqar_grid: {path}: {bad[0]} is no run of this grid")
+    return [known[n] for n in names]
 
 
 class Results:
@@ -195,6 +205,16 @@ def recipe_of(run, a, folder):
     return recipe
 
 
+def expected(run, times):
+    """Seconds, from (run, seconds) of the runs that are most like it; 0 where there is none."""
+    for same in (("model", "length", "state"), ("model", "length"), ("model",), ("length",)):
+        if known := [t for r, t in times if all(r[x] == run[x] for x in same)]:
+            length = statistics.median(r["length"] for r, _ in times
+                                       if all(r[x] == run[x] for x in same))
+            return statistics.median(known) * run["length"] / length
+    return 0
+
+
 class Broken(Exception):
     """The budget is used up, or somebody stopped us."""
 
@@ -207,7 +227,8 @@ class Grid:
         self.start = time.monotonic()
         self.deadline = self.start + a.budget if a.budget else None
         self.lock, self.stop = threading.Lock(), threading.Event()
-        self.children, self.failed, self.seconds = set(), [], {}
+        self.children, self.failed = set(), []
+        self.times = [(r, r["seconds"]) for r in results.data["runs"].values()]
         self.waiting = [r for r in all_runs(a) if r not in results]
         self.total, self.done = len(self.waiting), 0
 
@@ -288,12 +309,13 @@ class Grid:
         return record
 
     def take(self):
-        """The next run that can be expected to end in time."""
+        """The next run that can be expected to end in time, or that no budget like this would hold:
+        it goes on from its checkpoint the next time."""
         with self.lock:
             while self.waiting and not self.stop.is_set():
                 run = self.waiting.pop(0)
-                known = self.seconds.get((run["length"], run["width"]), [])
-                if self.left() > (0.8 * statistics.median(known) if known else 0):
+                needed = 0.9 * expected(run, self.times)
+                if self.left() > needed or self.left() > 0 and needed > self.a.budget:
                     return run
         return None
 
@@ -310,7 +332,7 @@ class Grid:
             self.results.add(run, record)
             with self.lock:
                 self.done += 1
-                self.seconds.setdefault((run["length"], run["width"]), []).append(record["seconds"])
+                self.times.append((run, record["seconds"]))
             right = list(record["accuracy"].values())[-1]
             self.say(f"{self.done}/{self.total} {run.name}: {100 * right:.1f} %, "
                      f"{record['seconds']:.0f} s")
@@ -342,8 +364,12 @@ def best(runs, cell):
     return (max(mine, key=lambda r: r["validation"]), len(mine)) if mine else (None, 0)
 
 
-def table(title, rows, columns, cell_of, value_of, runs, rates):
-    """Rows and columns of the best runs' values, in percent; a star where the sweep isn't through."""
+def percent(value):
+    return f"{100 * value:.1f}"
+
+
+def table(title, rows, columns, cell_of, value_of, runs, rates, show=percent):
+    """Rows and columns of the best runs' values; a star where the sweep isn't through."""
     lines, any_value = [], False
     for label, row in rows:
         cells = []
@@ -352,7 +378,7 @@ def table(title, rows, columns, cell_of, value_of, runs, rates):
             value = value_of(run, row) if run else None
             any_value |= value is not None
             cells.append("-" if value is None else
-                         f"{100 * value:.1f}{'*' if count < rates else ' '}")
+                         f"{show(value)}{'*' if count < rates else ' '}")
         lines.append(f"{label:<26}" + "".join(f"{c:>10}" for c in cells))
     if not any_value:
         return ""
@@ -376,16 +402,15 @@ def tables(results, a):
             for name, model in (("DART", "dart"), ("Mamba-2", "mamba2"))]
     if any(r["model"] == "transformer" for r in runs):
         rows.append(("Transformer", ("transformer", 0)))
-    text = [table("Right answers, %, length/4 pairs", rows, columns, of, accuracy, runs, rates)]
+    if any(r["model"] == "dart-unshared" for r in runs):
+        rows.append((f"DART N {small}, own read", ("dart-unshared", small)))
+    text = [table("Right answers, %, length/4 pairs", rows, columns, of, accuracy, runs, rates),
+            table("Their learning rates", rows, columns, of, lambda run, row: run["lr"], runs, rates,
+                  lambda lr: f"{lr:.2g}")]
     rows = [(f"DART N {n}", ("dart", n, "accuracy")) for n in states[:1]] + [
         (f"DART N {n} without SMA", ("dart", n, "accuracy_without_sma")) for n in states[:1]]
     text.append(table("The same weights without state-memory attention", rows, columns, of,
                       lambda run, row: hardest(run[row[2]]) if row[2] in run else None, runs, rates))
-    rows = [(f"shared read vector N {small}", ("dart", small)),
-            (f"own read vector N {small}", ("dart-unshared", small))]
-    if any(r["model"] == "dart-unshared" for r in runs):
-        text.append(table("Trained with a shared or an own read vector", rows, columns, of, accuracy,
-                          runs, rates))
     out = "\n".join(t for t in text if t)
     if "*" in out:
         out += f"* fewer than {rates} learning rates so far\n"
@@ -397,8 +422,12 @@ def main():
     results = Results(a.results, a)
     if a.dry_run:
         waiting = [r for r in all_runs(a) if r not in results]
-        print("\n".join(r.name for r in waiting))
-        print(f"{len(waiting)} runs of {a.epochs * 4 * (a.examples // a.batch)} steps")
+        times = [(r, r["seconds"]) for r in results.data["runs"].values()]
+        for r in waiting:
+            print(f"{r.name:<44}{expected(r, times):6.0f} s" if times else r.name)
+        print(f"{len(waiting)} runs of {a.epochs * 4 * (a.examples // a.batch)} steps", end="")
+        print(f", {sum(expected(r, times) for r in waiting):.0f} s one after the other"
+              if times else "")
         return 0
     code = 0 if a.table else Grid(a, results)()
     print(tables(results, a) or "no results yet")
