@@ -35,6 +35,7 @@ list(APPEND EBB_OP_EXTRA_SOURCES ops/delta_rule_cpu.cpp ops/delta_rule_cpu_bwd.c
   ops/dplr_cpu.cpp ops/dplr_cpu_bwd.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_fast_bwd.cu cuda/delta_fast_channel.cu cuda/delta_fast_channel_gradients.cu
+  cuda/delta_fast_channel_wide.cu
   cuda/delta_fast_channel_prepare.cu cuda/delta_fast_fwd.cu cuda/delta_fast_gradients.cu
   cuda/delta_fast_gradients_wide.cu
   cuda/delta_fast_prepare.cu cuda/delta_segments.cu

@@ -40,8 +40,8 @@ struct ChannelItem {
   // Of block (head and slab, chunk − first).
   __device__ __forceinline__ ChannelItem(const FastChannelBackward& p, int64_t first, unsigned x,
                                          unsigned y) {
-    const int second = p.key_dim > 64;  // K <= 128
-    chunk = first + y, hv = int(x) >> second, slab = int(x) & second;
+    const int bits = (p.key_dim > 64) + (p.key_dim > 128);  // of a slab's number
+    chunk = first + y, hv = int(x) >> bits, slab = int(x) & ((1 << bits) - 1);
     span = span_of(p, chunk);
   }
   // Of the slab's first channel.

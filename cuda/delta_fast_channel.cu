@@ -1,67 +1,17 @@
 // The scans of the delta rule with a decay per channel in bf16 on tensor cores
-// (cuda/delta_scan.cuh): as those of the gated delta rule, with the decays already in the operands
-// that delta_rule_channel.cu has made, so that only γ_n is left for the state.
-#include "cuda/delta_rule_channel.cuh"
-#include "cuda/delta_scan.cuh"
+// (cuda/delta_scan.cuh), K <= 128: as those of the gated delta rule, with the decays already in the
+// operands that delta_fast_channel_prepare.cu has made, so that only γ_n is left for the state.
+#include "cuda/delta_channel_scan.cuh"
 
 namespace ebb::gpu::delta {
 namespace {
 
-// v is w∘V or V, in the reverse scan dO.
-__device__ __forceinline__ ScanSource<3> channel_source(const Channel<bf16_t>& p, const bf16_t* v,
-                                                        int64_t value_stride, int hv, int64_t token,
-                                                        int64_t chunk) {
-  const int64_t row = p.row_at(token, hv), key = row * p.key_dim;
-  return {{p.erased + key, p.queries + key, p.kept + key},
-          v,
-          p.a + row * kChunk,
-          p.scores + row * kChunk,
-          p.total + p.total_at(chunk, hv),
-          p.key_dim,
-          value_stride,
-          p.key_dim + kChunk};
-}
-// v as [heads, tokens, V] with these strides.
-ScanMaps<3> channel_maps(const Channel<bf16_t>& p, const bf16_t* v, int64_t head_stride,
-                         int64_t row_stride, Device device) {
-  const auto rows = [&](const bf16_t* g, int64_t columns) {
-    return tile_map(g, columns, p.value_heads, p.tokens * columns, p.tokens, columns, device);
-  };
-  return {{rows(p.erased, p.key_dim), rows(p.queries, p.key_dim), rows(p.kept, p.key_dim)},
-          tile_map(v, p.value_dim, p.value_heads, head_stride, p.tokens, row_stride, device),
-          rows(p.a, kChunk),
-          rows(p.scores, kChunk)};
-}
-
-// The state times γ_n by channel; channels beyond K stay zero whatever s_total holds there.
-template <int SLABS>
-__device__ __forceinline__ void decay_state(float (&state)[SLABS][8][4], const float* s_total,
-                                            int key_dim, const Lane& l) {
-#pragma unroll
-  for (int j = 0; j < SLABS; ++j) {
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const int k = 64 * j + 8 * n;
-      if (k >= key_dim) continue;
-      const float2 f = *reinterpret_cast<const float2*>(s_total + k + 2 * l.c);
-      float(&x)[4] = state[j][n];
-      x[0] *= f.x, x[1] *= f.y, x[2] *= f.x, x[3] *= f.y;
-    }
-    settle(state[j]);
-  }
-}
 template <int SLABS>
 __device__ __forceinline__ void multiply_state(float (&x)[8][4], const unsigned (*a)[4],
                                                const SwizzledTile (&keys)[SLABS]) {
   multiply_rows<true>(x, a, keys[0]);
 #pragma unroll
   for (int j = 1; j < SLABS; ++j) multiply_rows(x, a + 4 * j, keys[j]);
-}
-template <int SLABS>
-__device__ __forceinline__ void add_to_state(float (&state)[SLABS][8][4], const unsigned (*a)[4],
-                                             const SwizzledTile (&keys)[SLABS]) {
-#pragma unroll
-  for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], a, keys[j]);
 }
 
 // By the warps that multiply. Per chunk: 1 K̂ S and Q̃ S; S out meanwhile. 2 Y = β V − K̂ S (β is 1
@@ -282,8 +232,8 @@ void run_segments(const Channel<bf16_t>& p, const Segments& segments, const Scan
 }  // namespace
 
 bool channel_fast_sizes(const DeltaRuleProblem& p) {
-  return p.v.dtype() == DType::bf16 && scans_fit(p.v.device()) && p.chunk >= kChunk &&
-         p.key_dim() <= 128 && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0;
+  return p.v.dtype() == DType::bf16 && scans_fit(p.v.device(), p.key_dim() > 128) &&
+         p.chunk >= kChunk && p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0;
 }
 
 bool channel_fast_path(const DeltaRuleProblem& p) {
@@ -296,11 +246,12 @@ bool channel_fast_path(const DeltaRuleProblem& p) {
 
 void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device device,
                        cudaStream_t stream) {
-  Tensor buffers[2];
-  const Segments segments = cut_sequences(p, device, buffers);
   const ScanMaps<3> maps =
       p.written ? channel_maps(p, p.written, p.tokens * p.value_dim, p.value_dim, device)
                 : channel_maps(p, p.v, p.value_dim, p.v_stride(), device);
+  if (p.key_dim > 128) return wide_channel_scan(p, maps, o, ht, stream);
+  Tensor buffers[2];
+  const Segments segments = cut_sequences(p, device, buffers);
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
     if (p.plain)
       run_segments<SLABS, true>(p, segments, maps, o, ht, stream);
@@ -310,9 +261,10 @@ void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device de
 }
 
 void channel_fast_reverse(const ChannelBackward<bf16_t>& p, Device device, cudaStream_t stream) {
+  const ScanMaps<3> maps = channel_maps(p, p.d_o, p.value_dim, p.value_stride(), device);
+  if (p.key_dim > 128) return wide_channel_reverse(p, maps, stream);
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
-  const ScanMaps<3> maps = channel_maps(p, p.d_o, p.value_dim, p.value_stride(), device);
   const auto run = [&]<int SLABS, bool PLAIN>() {
     if (segments.count > 1) {
       launch<SLABS>(channel_reverse_kernel<SLABS, true, PLAIN>, p, segments, maps, true, stream);

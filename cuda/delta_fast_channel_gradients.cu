@@ -78,7 +78,7 @@ template <bool GATED>
 __global__ void __launch_bounds__(kGradientThreads, 2) gradient_kernel(Backward p, int64_t first) {
   auto& s = swizzled_shared<ChannelShared>();
   const ChannelItem item(p, first, blockIdx.x, blockIdx.y);
-  if (item.span.rows == 0) return;
+  if (item.span.rows == 0 || item.channels(p) <= 0) return;
   fetch_stages(p, item, 0, s);
   fetch_keys(p, item, s);
   commit_copies();
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) gradient_kernel(Backward 
 
 void channel_fast_gradients(const FastChannelBackward& p, cudaStream_t stream) {
   constexpr int64_t kMost = 65535;
-  const unsigned slabs = p.key_dim > 64 ? 2 : 1;
+  const unsigned slabs = p.key_dim > 128 ? 4 : p.key_dim > 64 ? 2 : 1;  // a power of two
   for (int64_t first = 0; first < p.chunks; first += kMost) {
     const dim3 grid(slabs * unsigned(p.value_heads), unsigned(std::min(p.chunks - first, kMost)));
     launch_fast<ChannelShared>(p.erase ? gradient_kernel<true> : gradient_kernel<false>,

@@ -45,6 +45,34 @@ TEST_F(ChannelDeltaRuleCuda, RerunsAreBitwiseEqual) {
     }
 }
 
+// Heads of more than 128 channels have scans of their own, whose operands go through a ring of
+// places: enough chunks to go round it several times, and a ragged one at either end of a walk.
+TEST_F(ChannelDeltaRuleCuda, WideHeads) {
+  struct Size {
+    int64_t key_dim, value_dim, time;
+  };
+  for (const DeltaGates gates : {DeltaGates::kda, DeltaGates::gdn2})
+    for (const Size& s : {Size{136, 8, 330}, {144, 136, 512}, {192, 80, 449}, {256, 128, 961}}) {
+      ChannelInputs in = channel_inputs(gates, {.batch = 2,
+                                                .time = s.time,
+                                                .heads = 1,
+                                                .value_heads = 2,
+                                                .key_dim = s.key_dim,
+                                                .value_dim = s.value_dim});
+      for (int64_t i = 0; i < in.g.numel(); ++i) in.g.data<double>()[i] *= 0.05;
+      const ChannelResult want = exact_channel(in, DType::bf16);
+      const ChannelResult first = run_channel(in, DType::bf16, gpu_);
+      expect_channel_parity(first, want, 8e-3, 1.5e-2, std::to_string(s.key_dim));
+      for (int run = 0; run < 5; ++run) {
+        const ChannelResult again = run_channel(in, DType::bf16, gpu_);
+        for (size_t i = 0; i < first.size(); ++i)
+          if (first[i].defined()) {
+            EXPECT_TRUE(bitwise_equal(first[i], again[i])) << kChannelNames[i];
+          }
+      }
+    }
+}
+
 // Dense views that begin at no 16-byte boundary: wide copies must not be tried on them.
 TEST_F(ChannelDeltaRuleCuda, AnyAlignment) {
   for (const DeltaGates gates : {DeltaGates::kda, DeltaGates::gdn2}) {

@@ -312,6 +312,8 @@ def peers():
         lambda *shape: of_logits("kda", *shape), parts=3)
     first = add("kda", (8, 4096, 6, 64, 128), "BTHKV", fla, kda, parts=6)
     add("kda", (1, 32768, 6, 64, 128), "BTHKV", fla, kda, first)
+    add("kda", (2, 8192, 16, 128, 128), "BTHKV", fla, kda, parts=6)
+    add("kda", (2, 8192, 8, 256, 128), "BTHKV", fla, kda, parts=6)
     bounded = lambda *shape: kda(*shape, bounded=True)
     first = add("kda", (8, 4096, 6, 64, 128), "BTHKV", fla, bounded, parts=6,
                 variant="bounded gate")

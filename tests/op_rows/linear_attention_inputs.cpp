@@ -134,6 +134,7 @@ std::vector<LinearAttentionCase> channel_attention_cases() {
       {.name = "t65", .time = 65, .groups = 2, .heads = 2, .key_dim = 16, .value_dim = 32},
       {.name = "t97_noh0", .batch = 2, .time = 97, .key_dim = 16, .value_dim = 33, .h0 = false},
       {.name = "t200_k128_v64", .time = 200, .heads = 2, .key_dim = 128, .value_dim = 64},
+      {.name = "t200_k192_v72", .time = 200, .heads = 2, .key_dim = 192, .value_dim = 72},
       {.name = "shared",
        .batch = 2,
        .time = 80,
