@@ -160,9 +160,9 @@ enum class Prepare { operands, everything };
 template <class T>
 void prepare(const Channel<T>& p, Prepare what, cudaStream_t stream);
 
-// The same in bf16 on tensor cores (delta_fast_channel_prepare.cu, delta_fast_channel.cu), for
-// K <= 128, sizes that are multiples of 8 and chunks of 64. The operands then include w∘V; the
-// scans keep the states transposed, [chunks,HV,V,K].
+// The same in bf16 on tensor cores (delta_fast_channel_prepare.cu, delta_fast_channel.cu and, for
+// K > 128, delta_fast_channel_wide.cu), for sizes that are multiples of 8 and chunks of 64. The
+// operands then include w∘V; the scans keep the states transposed, [chunks,HV,V,K].
 bool channel_fast_sizes(const DeltaRuleProblem& p);  // as far as q and v decide
 bool channel_fast_path(const DeltaRuleProblem& p);
 void channel_fast_prepare(const Channel<__nv_bfloat16>& p, Prepare what, cudaStream_t stream);

@@ -20,7 +20,8 @@
 // differences <= 0, masked first. A comes from forward substitution in f32, never from a Neumann
 // series. Saves q, k, v, g, beta, A [HV,B·T,C], the state before each chunk [chunks,HV,K,V] and, on
 // the CPU, V' [HV,B·T,V]. With options.recompute nothing but the inputs: less memory for the time
-// of one more forward pass, and the same gradients bit for bit.
+// of one more forward pass, and the same gradients bit for bit. Which kernels of the GPU run is as
+// in ops/delta_rule_channel.h.
 #pragma once
 #include "autograd/var.h"
 #include "ops/cost.h"

@@ -25,6 +25,15 @@
 // Saves q, k, v, the gates, A [HV,B·T,C], the state before each chunk [chunks,HV,K,V] and V'
 // [HV,B·T,V]; on the GPU also P [HV,B·T,C], while the decayed operands b∘k∘γ, k∘τ and q∘γ of the
 // scans are made again in the backward pass. options.recompute keeps the inputs only.
+//
+// Which kernels of the GPU run, in both passes alike:
+//   bf16, K and V multiples of 8, chunk >= 64   tensor cores; K to 64, 128 or 256 in one, two or
+//                                               four slabs of 64 channels (all of a slab is worked
+//                                               on: K 192 takes as long as K 256), V in tiles of 64
+//   f32; other K or V; chunk 16 or 32; inputs   general kernels, which take longer
+//   that begin at no 16-byte boundary; blocks
+//   with less than 227 KB of shared memory
+// Few and long sequences are cut into segments that run side by side, for K <= 128.
 #pragma once
 #include "ops/delta_rule.h"
 
