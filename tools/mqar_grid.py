@@ -205,13 +205,13 @@ def recipe_of(run, a, folder):
     return recipe
 
 
-def expected(run, times):
-    """Seconds, from (run, seconds) of the runs that are most like it; 0 where there is none."""
-    for same in (("model", "length", "state"), ("model", "length"), ("model",), ("length",)):
-        if known := [t for r, t in times if all(r[x] == run[x] for x in same)]:
-            length = statistics.median(r["length"] for r, _ in times
-                                       if all(r[x] == run[x] for x in same))
-            return statistics.median(known) * run["length"] / length
+def expected(run, *known):
+    """Seconds, from the first of lists of (run, seconds) that has runs like it; 0 if none has."""
+    for times in known:
+        for same in (("model", "length", "state"), ("model", "length"), ("model",)):
+            like = [(r, t) for r, t in times if all(r[x] == run[x] for x in same)]
+            if like:
+                return statistics.median(t * run["length"] / r["length"] for r, t in like)
     return 0
 
 
@@ -228,7 +228,8 @@ class Grid:
         self.deadline = self.start + a.budget if a.budget else None
         self.lock, self.stop = threading.Lock(), threading.Event()
         self.children, self.failed = set(), []
-        self.times = [(r, r["seconds"]) for r in results.data["runs"].values()]
+        self.before = [(r, r["seconds"]) for r in results.data["runs"].values()]
+        self.times = []  # now: other work may stand beside, or another machine
         self.waiting = [r for r in all_runs(a) if r not in results]
         self.total, self.done = len(self.waiting), 0
 
@@ -314,7 +315,7 @@ class Grid:
         with self.lock:
             while self.waiting and not self.stop.is_set():
                 run = self.waiting.pop(0)
-                needed = 0.9 * expected(run, self.times)
+                needed = 0.9 * expected(run, self.times, self.before)
                 if self.left() > needed or self.left() > 0 and needed > self.a.budget:
                     return run
         return None
