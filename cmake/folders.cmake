@@ -13,6 +13,7 @@ set(EBB_MODEL_SOURCES
   models/config_reader.cpp
   models/dart.cpp
   models/decay_study.cpp
+  models/decay_study_init.cpp
   models/decays.cpp
   models/delta.cpp
   models/delta_channel.cpp

@@ -71,6 +71,7 @@ struct ModelConfig {
   // decay_study
   DecayConfig decay = {};
   std::string rpe = "none";            // or rope, tpe
+  bool rope_cosine = false;            // "rope_form" of decays per head: cosine, or rotate
   std::string token_mixer = "linear";  // or dplr
 
   // rwkv7 (gate_low_rank_dim also of gla, lightnet): ranks of low-rank products; norms of LayerNorm
@@ -89,6 +90,8 @@ struct ModelConfig {
   int64_t v_heads() const { return num_v_heads.value_or(num_heads); }
   int64_t v_dim() const;  // per head
   int64_t key_heads() const { return num_kv_heads.value_or(num_heads); }
+  // decay_study: rope in the form that doubles the keys, the only one for decays per channel.
+  bool cosine_rope() const { return rpe == "rope" && (decay.by_channel || rope_cosine); }
   int64_t gla_key_width() const;    // of all heads: hidden_size·expand_k
   int64_t gla_value_width() const;  // hidden_size·expand_v
   int64_t mlp_width() const;        // intermediate_size, or the multiple-of-256 rule

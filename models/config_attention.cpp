@@ -105,6 +105,11 @@ void read_decay_fields(ConfigReader* r, ModelConfig* c) {
     d.error("threshold", fmt::format("must lie between 0 and 1, got {}", c->decay.threshold));
   d.close();
   read_word(r, "rpe", {"none", "rope", "tpe"}, &c->rpe);
+  std::string form = c->decay.by_channel ? "cosine" : "rotate";
+  read_word(r, "rope_form", {"rotate", "cosine"}, &form);
+  c->rope_cosine = !c->decay.by_channel && form == "cosine";
+  if (c->decay.by_channel && form == "rotate")
+    r->error("rope_form", "a rotation would mix channels of different decays; want cosine");
   read_word(r, "token_mixer", {"linear", "dplr"}, &c->token_mixer);
   read_word(r, "weight_init", {"zero_branches", "fla"}, &c->weight_init);
   if (c->decay.share && (c->rpe == "rope" || c->token_mixer != "linear"))
@@ -170,9 +175,8 @@ void validate_attention(ConfigReader* r, const ModelConfig& c) {
   } else {
     per_head("num_heads", double(c.hidden_size),
              c.model_type == "transformer" || c.model_type == "decay_study");
-    if (c.model_type == "decay_study" && c.rpe == "rope" && c.decay.by_channel &&
-        c.hidden_size > 128 * c.num_heads)
-      r->error("rpe", "rope doubles the keys of a decay per channel; want heads of at most 128");
+    if (c.model_type == "decay_study" && c.cosine_rope() && c.hidden_size > 128 * c.num_heads)
+      r->error("rpe", "rope in its cosine form doubles the keys; want heads of at most 128");
   }
   if (has_ratio(c)) within(r, "expand_ratio", c.expand_ratio, 256);
   // The public library computes the number from the ratio, whatever it is given.
@@ -231,6 +235,7 @@ void write_attention_fields(json* out, const ModelConfig& c) {
                   {"threshold", c.decay.threshold},
                   {"gla_rule", c.decay.scaled ? "scaled" : "root"}};
     j["rpe"] = c.rpe;
+    if (c.rope_cosine) j["rope_form"] = "cosine";
     j["token_mixer"] = c.token_mixer;
     j["weight_init"] = c.weight_init;
   } else if (c.model_type == "transformer") {

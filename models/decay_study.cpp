@@ -1,10 +1,6 @@
 #include "models/decay_study.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "autograd/tape.h"
-#include "models/calibrate.h"
 #include "models/heads.h"
 #include "ops/decay_gate.h"
 #include "ops/delta_rule.h"
@@ -21,23 +17,11 @@
 #include "ops/sigmoid_gate.h"
 #include "ops/softmax.h"
 #include "tensor/check.h"
-#include "tensor/random.h"
 
 namespace ebb {
 namespace {
 
 constexpr double kSlowest = -1e-6;  // a trained decay stays one
-
-// TNL's decays of a layer: slower from head to head, and faster in early layers.
-std::vector<double> fixed_decays(int64_t layer, int64_t layers, int64_t heads) {
-  std::vector<double> g;
-  const double depth = layers > 1 ? double(layer) / double(layers - 1) : 0;
-  for (int64_t h = 0; h < heads; ++h) {
-    const double n = 2 * std::pow(128.0, heads > 1 ? double(h) / double(heads - 1) : 0);
-    g.push_back(-(1 - depth + 1e-5) / n);
-  }
-  return g;
-}
 
 class DecayStudy : public Mixer {
  public:
@@ -52,20 +36,21 @@ class DecayStudy : public Mixer {
  private:
   struct Projected;
   struct Decayed;
+  struct Core;
   Projected project(const Var& x) const;
   Decayed decay(const Projected& p, const Var& z0, const SeqLayout& layout, bool final) const;
   Var head_decays(const Shape& lead, DType activations, Device device) const;
-  Var attend(const Projected& p, Decayed d, const Tensor& position, const Var& h0,
-             const SeqLayout& layout, Tensor* ht) const;
-
-  Var attend_halves(const Var& q, const Decayed& d, const Var& v, const Var& h0,
-                    const SeqLayout& layout, Tensor* ht) const;
+  Core core(const Projected& p, const Decayed& d, const Tensor& position,
+            const SeqLayout& layout) const;
+  Var attend(const Core& c, const Var& h0, const SeqLayout& layout, Tensor* ht) const;
+  Var attend_halves(const Core& c, const Var& h0, const SeqLayout& layout, Tensor* ht) const;
+  Var finish(const Var& o, const Var& gate) const;
 
   bool running_sum() const;  // lightnet, lssp
   bool fixed() const;        // tnl, tnl_l
 
   DecayConfig decay_;
-  bool delta_, rope_;
+  bool delta_, rope_, cosine_;
   int64_t layer_, heads_, width_, rank_;
   double eps_;
   std::vector<double> fixed_;  // [H], of tnl
@@ -84,6 +69,7 @@ DecayStudy::DecayStudy(const ModelConfig& c, int64_t layer, const Parameter& low
     : decay_(c.decay),
       delta_(c.token_mixer == "dplr"),
       rope_(c.rpe == "rope"),
+      cosine_(c.cosine_rope()),
       layer_(layer),
       heads_(c.num_heads),
       width_(c.hidden_size),
@@ -111,7 +97,7 @@ DecayStudy::DecayStudy(const ModelConfig& c, int64_t layer, const Parameter& low
   if (type == "mamba2" || type == "mamba2_noA") dt_bias_ = vector("dt_bias", decays);
   if (type == "simple") offset_ = vector("delta", decays);
   if (type == "tnl_l") offset_ = vector("decay", heads_);
-  if (fixed()) fixed_ = fixed_decays(layer, c.num_hidden_layers, heads_);
+  if (fixed()) fixed_ = tnl_decays(layer, c.num_hidden_layers, heads_);
   norm_ = register_parameter("o_norm.weight", Tensor::full({d}, 1), WeightDecay::off);
   output_ = register_parameter("o_proj.weight", Tensor::zeros({d, d}));
 }
@@ -194,17 +180,46 @@ DecayStudy::Decayed DecayStudy::decay(const Projected& p, const Var& z0, const S
   return d;
 }
 
+// What the recurrence is given.
+struct DecayStudy::Core {
+  Var q, k, v;  // [...,H,P]; of the cosine form q and k [...,H,2P]; k may be undefined
+  Var g;        // [...,H,P] or [...,H]
+  Var beta;     // [...,H], of the delta rule
+
+  // g with as many channels as k.
+  Var decays() const {
+    const int axis = v.dim() - 1;
+    const bool twice = g.dim() == v.dim() && q.shape().back() == 2 * g.shape().back();
+    return twice ? concat({g, g}, axis) : g;
+  }
+};
+
+// position: of the first token of every sequence; undefined: 0.
+DecayStudy::Core DecayStudy::core(const Projected& p, const Decayed& d, const Tensor& position,
+                                  const SeqLayout& layout) const {
+  Core c{.q = p.q, .k = d.k, .v = p.v, .g = d.g, .beta = {}};
+  if (rope_) {
+    // A decay per channel commutes with no rotation; the cosine form keeps every channel apart.
+    const RotaryOptions turn{.form = cosine_ ? RotaryForm::cosine : RotaryForm::rotate,
+                             .start = position ? position.to(p.q.value().device()) : Tensor(),
+                             .layout = layout};
+    c.q = rotary(c.q, turn), c.k = rotary(c.k, turn);
+  }
+  if (delta_) c.k = l2_norm(c.k), c.beta = sigmoid_gate(p.beta, 2);
+  return c;
+}
+
 // Twice the key channels, with the same decays: what each half reads adds up, and keys of P
 // channels are what the fast kernels take.
-Var DecayStudy::attend_halves(const Var& q, const Decayed& d, const Var& v, const Var& h0,
-                              const SeqLayout& layout, Tensor* ht) const {
-  const std::vector<Var> qs = split(q, 3, 2), ks = split(d.k, 3, 2);
+Var DecayStudy::attend_halves(const Core& c, const Var& h0, const SeqLayout& layout,
+                              Tensor* ht) const {
+  const std::vector<Var> qs = split(c.q, 3, 2), ks = split(c.k, 3, 2);
   Var o;
   std::vector<Var> states;
   for (size_t i = 0; i < 2; ++i) {
     const int64_t begin = int64_t(i) * rank_;
     const LinearAttentionOutput r = gated_linear_attention(
-        qs[i], ks[i], v, d.g, h0.defined() ? slice(h0, 2, begin, begin + rank_) : Var(),
+        qs[i], ks[i], c.v, c.g, h0.defined() ? slice(h0, 2, begin, begin + rank_) : Var(),
         {.want_final_state = ht != nullptr, .layout = layout});
     o = i == 0 ? r.o : add(o, r.o);
     if (ht) states.push_back(r.ht);
@@ -214,31 +229,26 @@ Var DecayStudy::attend_halves(const Var& q, const Decayed& d, const Var& v, cons
 }
 
 // o [B,T,H,P]; ht, where it is wanted, the state after.
-Var DecayStudy::attend(const Projected& p, Decayed d, const Tensor& position, const Var& h0,
-                       const SeqLayout& layout, Tensor* ht) const {
-  Var q = p.q;
-  if (rope_) {
-    // A decay per channel commutes with no rotation; the cosine form keeps every channel apart.
-    const RotaryOptions turn{.form = decay_.by_channel ? RotaryForm::cosine : RotaryForm::rotate,
-                             .start = position ? position.to(q.value().device()) : Tensor(),
-                             .layout = layout};
-    q = rotary(q, turn), d.k = rotary(d.k, turn);
-    if (decay_.by_channel && !delta_) return attend_halves(q, d, p.v, h0, layout, ht);
-    if (decay_.by_channel) d.g = concat({d.g, d.g}, 3);
-  }
+Var DecayStudy::attend(const Core& c, const Var& h0, const SeqLayout& layout, Tensor* ht) const {
   if (delta_) {
     const DeltaRuleOptions options{.scale = 1, .want_final_state = ht != nullptr, .layout = layout};
-    const Var k = l2_norm(d.k), beta = sigmoid_gate(p.beta, 2);
-    const DeltaRuleOutput r = decay_.by_channel
-                                  ? kda(q, k, p.v, d.g, beta, h0, options)
-                                  : gated_delta_rule(q, k, p.v, d.g, beta, h0, options);
+    const auto rule = decay_.by_channel ? kda : gated_delta_rule;
+    const DeltaRuleOutput r = rule(c.q, c.k, c.v, c.decays(), c.beta, h0, options);
     if (ht) *ht = r.ht.value();
     return r.o;
   }
+  if (cosine_) return attend_halves(c, h0, layout, ht);
   const LinearAttentionOutput r = gated_linear_attention(
-      q, d.k, p.v, d.g, h0, {.want_final_state = ht != nullptr, .layout = layout});
+      c.q, c.k, c.v, c.g, h0, {.want_final_state = ht != nullptr, .layout = layout});
   if (ht) *ht = r.ht.value();
   return r.o;
+}
+
+Var DecayStudy::finish(const Var& o, const Var& gate) const {
+  const Var y =
+      gated_rms_norm(from_heads(o), gate, norm_.var(),
+                     {.eps = float(eps_), .act = GateAct::sigmoid, .order = GateOrder::gate_first});
+  return linear(y, output_.var());
 }
 
 Var DecayStudy::forward(const Var& x, const SeqLayout& layout, const MixerState* initial,
@@ -252,8 +262,9 @@ Var DecayStudy::forward(const Var& x, const SeqLayout& layout, const MixerState*
   const Decayed d =
       decay(p, running_sum() ? Var(before.tensors.at(1)) : Var(), layout, final != nullptr);
   Tensor ht;
-  const Var o = attend(p, d, rope_ && has ? before.tensors.back() : Tensor(),
-                       initial ? Var(before.tensors.at(0)) : Var(), layout, final ? &ht : nullptr);
+  const Core c = core(p, d, rope_ && has ? before.tensors.back() : Tensor(), layout);
+  const Var o =
+      attend(c, initial ? Var(before.tensors.at(0)) : Var(), layout, final ? &ht : nullptr);
   if (final) {
     final->tensors = {ht};
     if (running_sum()) final->tensors.push_back(d.z);
@@ -261,19 +272,29 @@ Var DecayStudy::forward(const Var& x, const SeqLayout& layout, const MixerState*
       final->tensors.push_back(
           positions_after(before.tensors.back(), lengths_of(layout, x.size(0), x.size(1))));
   }
-  const Var y =
-      gated_rms_norm(from_heads(o), p.gate, norm_.var(),
-                     {.eps = float(eps_), .act = GateAct::sigmoid, .order = GateOrder::gate_first});
-  return linear(y, output_.var());
+  return finish(o, p.gate);
 }
 
 Var DecayStudy::step(const Var& x, MixerState& state) {
   const NoGrad off;
   check(x.dim() == 2, "decay_study: x is {}, want [N,d]", x.shape());
-  MixerState after;
-  const Var y = forward(unsqueeze(x, 1), {}, &state, &after);
-  state = std::move(after);
-  return select(y, 1, 0);
+  std::vector<Tensor>& before = state.tensors;
+  const Projected p = project(unsqueeze(x, 1));
+  const Decayed d = decay(p, running_sum() ? Var(before.at(1)) : Var(), {}, true);
+  const Core c = core(p, d, rope_ ? before.back() : Tensor(), {});
+  const auto token = [](const Var& t) { return t.defined() ? select(t, 1, 0).value() : Tensor(); };
+  const Tensor q = token(c.q), k = token(c.k), v = token(c.v), g = token(c.decays());
+  Tensor o;
+  if (delta_) {
+    const auto rule = decay_.by_channel ? kda_step : gated_delta_rule_step;
+    o = rule(q, k, v, g, token(c.beta), before.at(0), {.scale = 1});
+  } else {
+    o = gated_linear_attention_step(q, k, v, g, before.at(0));
+  }
+  if (running_sum()) before[1] = d.z;
+  if (rope_)
+    before.back() = positions_after(before.back(), std::vector<int64_t>(size_t(x.size(0)), 1));
+  return finish(Var(o), select(p.gate, 1, 0));
 }
 
 Tensor DecayStudy::log_decays(const Var& h) const {
@@ -285,7 +306,7 @@ Tensor DecayStudy::log_decays(const Var& h) const {
 
 MixerState DecayStudy::zero_state(int64_t n, DType activations, Device device) const {
   const DType wide = accumulate_type(activations);
-  const int64_t keys = rope_ && decay_.by_channel ? 2 * rank_ : rank_;
+  const int64_t keys = cosine_ ? 2 * rank_ : rank_;
   MixerState s{{Tensor::zeros({n, heads_, keys, rank_}, wide, device)}};
   if (running_sum())  // e^0 stands before the first token
     s.tensors.push_back(Tensor::zeros({n, decay_.by_channel ? width_ : heads_}, wide, device));
@@ -293,59 +314,11 @@ MixerState DecayStudy::zero_state(int64_t n, DType activations, Device device) c
   return s;
 }
 
-// N(0, std²) cut off at three standard deviations: what lies beyond is drawn again.
-void init_truncated_normal(const NamedParameter& p, uint64_t seed, double std) {
-  const Tensor drawn = Tensor::empty(p.shape, DType::f32), again = Tensor::empty_like(drawn);
-  fill_normal(drawn, {seed, name_hash(p.name)}, 0, std);
-  float *x = drawn.data<float>(), *y = again.data<float>();
-  const auto outside = [&](float v) { return std::abs(v) > 3 * std; };
-  for (uint64_t round = 1; std::any_of(x, x + drawn.numel(), outside); ++round) {
-    fill_normal(again, {seed, name_hash(p.name + "/" + std::to_string(round))}, 0, std);
-    for (int64_t i = 0; i < drawn.numel(); ++i)
-      if (outside(x[i])) x[i] = y[i];
-  }
-  p.value().copy_(drawn);
-}
-
 }  // namespace
 
 std::unique_ptr<Mixer> make_decay_study(const ModelConfig& config, int64_t layer,
                                         const Parameter& lower_bounds) {
   return std::make_unique<DecayStudy>(config, layer, lower_bounds);
-}
-
-void init_decay_study_weights(LanguageModel& model, uint64_t seed) {
-  const ModelConfig& c = model.config();
-  const bool fla = c.weight_init == "fla";
-  const double p = c.decay.threshold;
-  for (const NamedParameter& named : model.named_parameters()) {
-    const auto is = [&](const char* end) { return named.name.ends_with(end); };
-    if (is("lower_bounds"))
-      named.value().fill_(1);
-    else if (is(".delta"))
-      named.value().fill_(std::log(p / (1 - p)));
-    else if (is("tpe.decay"))
-      named.value().fill_(0);
-    else if (is("tpe.q") || is("tpe.k"))
-      named.value().fill_(1);
-    else if (is("tpe.o_proj.weight"))
-      init_normal(named, seed, c.initializer_range);
-    else if (is("attn.decay")) {
-      const size_t at = named.name.find("layers.") + 7;
-      const int64_t layer = std::stoll(named.name.substr(at));
-      named.value().copy_(
-          Tensor::from(fixed_decays(layer, c.num_hidden_layers, c.num_heads), {c.num_heads}));
-    } else if (named.shape.size() == 1)
-      named.value().fill_(is("bias") ? 0 : 1);
-    else if (!fla && (is("attn.o_proj.weight") || is("mlp.down_proj.weight")))
-      named.value().fill_(0);
-    else if (fla)
-      init_normal(named, seed, c.initializer_range);
-    else
-      init_truncated_normal(named, seed, c.initializer_range);
-    named.parameter.refresh_shadow();
-  }
-  apply_random_gates(model, seed);
 }
 
 }  // namespace ebb

@@ -9,8 +9,9 @@
 //   lightnet  running log-sum-exp of u, from e^0             lssp    of log softplus(u)
 //   tnl       −(1 − l/(L−1) + 1e-5)/n_h, n_h from 2 to 256   tnl_l   the same, trained
 //   simple    logsigmoid(u + δ), δ = ln(p/(1−p)) at the start and trained
-// State: S [N,H,K,V]; z [N,·] of a running sum; position i64 [N], on the CPU, with rotary
-// embedding.
+// Rotary embedding turns q and k; in its cosine form it doubles their channels (ops/rotary.h),
+// which decays per channel need. State: S [N,H,K,V]; z [N,·] of a running sum; position i64 [N], on
+// the CPU, with rotary embedding.
 #pragma once
 #include <memory>
 
@@ -24,6 +25,9 @@ class LanguageModel;
 // lower_bounds [L,·], shared by the layers, of hgrn2.
 std::unique_ptr<Mixer> make_decay_study(const ModelConfig& config, int64_t layer,
                                         const Parameter& lower_bounds);
+
+// TNL's log decays of a layer: slower from head to head, and faster in early layers.
+std::vector<double> tnl_decays(int64_t layer, int64_t layers, int64_t heads);
 
 // Truncated normal matrices, branches that begin at zero (Wo and the MLP's last matrix); with
 // weight_init = fla the public rule. Decay parameters as in the table.

@@ -1,7 +1,8 @@
 // Rotary position embedding (models.md 1.9, 11.3). A token at position t of its sequence, with
 // θ_j = base^{−2j/P} for j < P/2,
-//   rotate   y_j = x_j cos tθ_j − x_{j+P/2} sin tθ_j,  y_{j+P/2} = x_{j+P/2} cos tθ_j + x_j sin
-//   tθ_j cosine   y = [x∘cos tθ, x∘sin tθ], width 2P, θ_j = 0 for j >= P/2: with q and k both so,
+//   rotate   y_j = x_j cos tθ_j − x_{j+P/2} sin tθ_j
+//            y_{j+P/2} = x_{j+P/2} cos tθ_j + x_j sin tθ_j
+//   cosine   y = [x∘cos tθ, x∘sin tθ], width 2P, θ_j = 0 for j >= P/2: with q and k both so,
 //            q'·k' = Σ_j q_j k_j cos((t−s)θ_j), which a decay per channel leaves as it is
 //
 //   Var q = rotary(x);                                      // positions 0, 1, ... in each sequence

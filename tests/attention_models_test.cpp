@@ -9,6 +9,7 @@
 #include "models/language_model.h"
 #include "tensor/check.h"
 #include "tensor/compare.h"
+#include "tests/decay_study_grid.h"
 #include "tests/model_properties.h"
 
 namespace ebb::testing {
@@ -40,28 +41,7 @@ std::vector<json> all_models() {
                  {"qk_norm", true},
                  {"qkv_bias", true}});
   all.push_back({{"model_type", "hgrn2"}, {"use_lower_bound", false}});
-  const auto study = [&](json decay, const char* rpe = "none", const char* mixer = "linear") {
-    all.push_back(
-        {{"model_type", "decay_study"}, {"decay", decay}, {"rpe", rpe}, {"token_mixer", mixer}});
-  };
-  for (const char* g : {"vector", "scalar"}) {
-    for (const char* type : {"mamba2", "mamba2_noA", "mamba2_noDelta", "mamba2_noA_noDelta", "gla",
-                             "hgrn2", "lightnet", "lssp", "simple"})
-      study({{"type", type}, {"granularity", g}});
-    study({{"type", "gla"}, {"granularity", g}, {"gla_rule", "scaled"}});
-    for (const char* type : {"mamba2", "lightnet", "simple"}) {
-      study({{"type", type}, {"granularity", g}}, "rope");
-      study({{"type", type}, {"granularity", g}}, "none", "dplr");
-    }
-  }
-  for (const char* type : {"mamba2", "gla", "hgrn2", "lightnet", "lssp", "simple"})
-    study({{"type", type}, {"share", true}});
-  for (const char* type : {"tnl", "tnl_l"}) study({{"type", type}});
-  study({{"type", "simple"}, {"granularity", "vector"}}, "tpe");
-  study({{"type", "lightnet"}, {"granularity", "scalar"}}, "tpe");
-  study({{"type", "tnl"}}, "tpe");
-  study({{"type", "simple"}, {"share", true}}, "tpe");
-  study({{"type", "gla"}, {"granularity", "scalar"}}, "tpe", "dplr");
+  for (const json& fields : decay_study_grid()) all.push_back(fields);
   return all;
 }
 
@@ -95,15 +75,7 @@ TEST_P(AttentionModel, EveryParameterLearnsAndTheConfigComesBack) {
 }
 
 std::string case_name(const ::testing::TestParamInfo<json>& info) {
-  const json& p = info.param;
-  std::string name = p["model_type"];
-  if (p.contains("window_size")) name += "_window";
-  if (p.contains("use_lower_bound")) name += "_unbounded";
-  if (!p.contains("decay")) return name;
-  name = "decay";
-  for (const auto& [key, value] : p["decay"].items())
-    name += "_" + (value.is_string() ? value.get<std::string>() : key);
-  return name + "_" + p["rpe"].get<std::string>() + "_" + p["token_mixer"].get<std::string>();
+  return section_name(info.param);
 }
 INSTANTIATE_TEST_SUITE_P(All, AttentionModel, ::testing::ValuesIn(all_models()), case_name);
 
@@ -203,7 +175,9 @@ TEST(AttentionConfig, MistakesAreNamed) {
             "/model/decay/threshold"},
            {{{"model_type", "decay_study"}, {"rpe", "tp"}}, "/model/rpe"},
            {{{"model_type", "decay_study"}, {"decay", {{"share", true}}}, {"rpe", "rope"}},
-            "/model/rpe: a shared key goes with rpe none or tpe"}}) {
+            "/model/rpe: a shared key goes with rpe none or tpe"},
+           {{{"model_type", "decay_study"}, {"rpe", "rope"}, {"rope_form", "rotate"}},
+            "/model/rope_form: a rotation would mix channels"}}) {
     const std::string m = message(fields);
     EXPECT_NE(m.find(want), std::string::npos) << "want " << want << " in: " << m;
   }

@@ -20,8 +20,10 @@ TEST_P(DecayRecipe, IsNamedAsItsFolderAndOfTheSize) {
   EXPECT_EQ(c.dtype, DType::bf16);
   const bool dplr = GetParam().starts_with("dplr-");
   EXPECT_EQ(c.model.token_mixer, dplr ? "dplr" : "linear");
-  for (const char* rpe : {"rope", "tpe"})
-    EXPECT_EQ(c.model.rpe == rpe, GetParam().starts_with(std::string(rpe) + "-"));
+  const bool cosine = GetParam().starts_with("cosine-");
+  EXPECT_EQ(c.model.rpe == "rope", cosine || GetParam().starts_with("rope-"));
+  EXPECT_EQ(c.model.rope_cosine, cosine);
+  EXPECT_EQ(c.model.rpe == "tpe", GetParam().starts_with("tpe-"));
   EXPECT_EQ(c.model.decay.by_channel, GetParam().find("scalar") == std::string::npos);
   EXPECT_EQ(c.model.decay.share, GetParam().starts_with("share-"));
 }

@@ -10,6 +10,7 @@
 #include "tensor/check.h"
 #include "tensor/compare.h"
 #include "tensor/random.h"
+#include "tests/decay_study_grid.h"
 
 namespace ebb {
 namespace {
@@ -50,21 +51,7 @@ std::vector<json> gated_models() {
   all.push_back({{"model_type", "kda"}, {"safe_gate", true}, {"lower_bound", -5}});
   all.push_back({{"model_type", "mamba2"}, {"dt_limit", {0.01, 0.5}}});
   all.push_back({{"model_type", "rwkv7"}, {"frozen_decay_scale", true}});
-  const auto study = [&](json decay, const char* rpe = "none", const char* mixer = "linear") {
-    all.push_back(
-        {{"model_type", "decay_study"}, {"decay", decay}, {"rpe", rpe}, {"token_mixer", mixer}});
-  };
-  for (const char* g : {"vector", "scalar"}) {
-    for (const char* type : {"mamba2", "mamba2_noA", "mamba2_noDelta", "mamba2_noA_noDelta", "gla",
-                             "hgrn2", "lightnet", "lssp", "simple"})
-      study({{"type", type}, {"granularity", g}});
-    study({{"type", "simple"}, {"granularity", g}}, "rope");
-    study({{"type", "simple"}, {"granularity", g}}, "none", "dplr");
-    study({{"type", "lightnet"}, {"granularity", g}}, "tpe");
-  }
-  for (const char* type : {"mamba2", "gla", "hgrn2", "lightnet", "lssp", "simple"})
-    study({{"type", type}, {"share", true}});
-  for (const char* type : {"tnl", "tnl_l"}) study({{"type", type}});
+  for (const json& fields : testing::decay_study_grid()) all.push_back(fields);
   return all;
 }
 
@@ -153,10 +140,7 @@ TEST_P(DecaysOf, AreThoseOfEveryLayer) {
 }
 
 std::string case_name(const ::testing::TestParamInfo<json>& info) {
-  std::string name;
-  for (const char c : info.param.dump())
-    if (std::isalnum(c)) name += c;
-  return name;
+  return testing::section_name(info.param);
 }
 INSTANTIATE_TEST_SUITE_P(All, DecaysOf, ::testing::ValuesIn(gated_models()), case_name);
 
