@@ -35,24 +35,34 @@ Var ToeplitzEncoding::forward(const Var& x, const SeqLayout& layout, const Mixer
   const Var q = cast(expand(mul(read, one), all), x.dtype());
   const Var k(one.to(x.dtype()).expand(all));
   const Var g = expand(forget_gate(decay_.var()), {B, T, heads_});
+  Var h0;
+  if (initial) {
+    const Tensor& m = initial->tensors.at(0);
+    const Tensor whole = Tensor::zeros({m.size(0), heads_, kKeys, width_}, m.dtype(), m.device());
+    whole.slice(2, 0, 1).copy_(m);
+    h0 = Var(whole);
+  }
   const LinearAttentionOutput r = gated_linear_attention(
-      q, k, in_heads(x, heads_), g, initial ? Var(initial->tensors.at(0)) : Var(),
-      {.want_final_state = final != nullptr, .layout = layout});
-  if (final) final->tensors = {r.ht.value()};
+      q, k, in_heads(x, heads_), g, h0, {.want_final_state = final != nullptr, .layout = layout});
+  if (final) final->tensors = {r.ht.value().slice(2, 0, 1).clone()};
   return output_.forward(norm_.forward(from_heads(r.o)));
 }
 
 Var ToeplitzEncoding::step(const Var& x, MixerState& state) const {
   const NoGrad off;
   check(x.dim() == 2, "tpe: x is {}, want [N,d]", x.shape());
-  MixerState after;
-  const Var y = forward(unsqueeze(x, 1), {}, &state, &after);
-  state = std::move(after);
-  return select(y, 1, 0);
+  const Var read = sum(mul(q_.var(), k_.var()), 1, KeepDim::yes);  // [H,1]
+  const Shape one{x.size(0), heads_, 1};
+  const Tensor q = cast(expand(read, one), x.dtype()).value();
+  const Tensor k = Tensor::full({1}, 1, x.dtype(), x.value().device()).expand(one);
+  const Var g = expand(forget_gate(decay_.var()), {x.size(0), heads_});
+  const Tensor y = gated_linear_attention_step(q, k, in_heads(x, heads_).value(), g.value(),
+                                               state.tensors.at(0));
+  return output_.forward(norm_.forward(from_heads(Var(y))));
 }
 
 MixerState ToeplitzEncoding::zero_state(int64_t n, DType activations, Device device) const {
-  return {{Tensor::zeros({n, heads_, kKeys, width_}, accumulate_type(activations), device)}};
+  return {{Tensor::zeros({n, heads_, 1, width_}, accumulate_type(activations), device)}};
 }
 
 }  // namespace ebb

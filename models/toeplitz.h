@@ -4,8 +4,8 @@
 //   S_t = λ_h S_{t−1} + k_h x_{t,h}ᵀ      y_t = S_tᵀ q_h = (q_h·k_h) Σ_{s<=t} λ_h^{t−s} x_{s,h}
 //   out = x + Linear(RMSNorm(concat_h y))
 // S_t = k_h m_tᵀ with m_t = Σ λ^{t−s} x_s, so that m alone is kept: linear attention with the key 1
-// and the query q_h·k_h. That has kKeys channels, the others 0: what tensor cores ask for.
-// State: m [N,H,kKeys,P], once for the model.
+// and the query q_h·k_h. Over a sequence that has kKeys channels, the others 0: what tensor cores
+// ask for. State: m [N,H,1,P], once for the model.
 #pragma once
 #include "models/config.h"
 #include "nn/layers.h"
@@ -23,7 +23,7 @@ class ToeplitzEncoding : public Module {
   MixerState zero_state(int64_t n, DType activations, Device device) const;
 
  private:
-  static constexpr int64_t kKeys = 8;
+  static constexpr int64_t kKeys = 8;  // of a sequence's products
 
   int64_t heads_, width_;  // P
   Parameter q_, k_;        // [H,P]

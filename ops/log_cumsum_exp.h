@@ -1,6 +1,6 @@
 // Running log-sum-exp along time, as the decays and keys of LightNet (models.md 7.9): by channel,
-//   z_t = log(e^{z_{t−1}} + e^{u_t})      g_t = z_{t−1} − z_t      k_t = e^{u_t − z_t} = 1 −
-//   e^{g_t}
+//   z_t = log(e^{z_{t−1}} + e^{u_t})      g_t = z_{t−1} − z_t
+//   k_t = e^{u_t − z_t} = 1 − e^{g_t}
 // from z_0 = −inf where nothing came before: then g_1 = 0 and k_1 = 1, without gradients.
 //
 //   LogCumsumExp r = log_cumsum_exp(u, {}, {.want_final = true, .layout = packed});

@@ -202,9 +202,9 @@ TEST(Inspect, StateOfPositions) {
   ASSERT_EQ(r.code, 0) << r.err;
   const json state = json::parse(r.out)["state"];
   ASSERT_EQ(state["positions"].size(), 1u);
-  EXPECT_EQ(state["positions"][0]["tensor"], "f32 [2,8,16]");
-  EXPECT_EQ(state["bytes_f32"], 4 * (2 * 8 * 16 + 2 * 2 * 16 * 16));
-  EXPECT_NE(run_ebb("inspect " + folder).out.find("positions f32 [2,8,16]"), std::string::npos);
+  EXPECT_EQ(state["positions"][0]["tensor"], "f32 [2,1,16]");
+  EXPECT_EQ(state["bytes_f32"], 4 * (2 * 16 + 2 * 2 * 16 * 16));
+  EXPECT_NE(run_ebb("inspect " + folder).out.find("positions f32 [2,1,16]"), std::string::npos);
 }
 
 TEST(Inspect, WrongInput) {
