@@ -101,19 +101,36 @@ ModelConfig rwkv7_defaults() {
   return c;
 }
 
+// A rank given as null: about factor·√hidden_size in multiples of 32, as the public library's layer
+// takes it (halves to even).
+void read_rank(ConfigReader* r, const char* key, const ModelConfig& c, double factor,
+               int64_t* rank) {
+  std::optional<int64_t> given;
+  r->read(key, &given);
+  if (given) *rank = *given;
+  if (given || !r->has(key) || c.hidden_size < 1 || c.head_dim < 1) return;
+  const double width = std::min(factor * std::sqrt(double(c.hidden_size)), 1e12);
+  *rank = std::max<int64_t>(32, 32 * int64_t(std::nearbyint(width / 32)));
+}
+
 void read_rwkv7_fields(ConfigReader* r, ModelConfig* c) {
   *c = rwkv7_defaults();
   r->read("hidden_size", &c->hidden_size);
-  r->read("head_dim", &c->head_dim);
-  std::optional<int64_t> heads;
+  std::optional<int64_t> heads, head_dim;
   r->read("num_heads", &heads);
+  r->read("head_dim", &head_dim);
+  if (head_dim)
+    c->head_dim = *head_dim;
+  else if (r->has("head_dim") && heads && *heads > 0)  // where one is null, the other says it
+    c->head_dim = c->hidden_size / *heads;
   c->num_heads = heads.value_or(c->head_dim > 0 ? c->hidden_size / c->head_dim : 0);
   r->read("hidden_ratio", &c->hidden_ratio);
   r->read("intermediate_size", &c->intermediate_size);
-  r->read("decay_low_rank_dim", &c->decay_low_rank_dim);
-  r->read("gate_low_rank_dim", &c->gate_low_rank_dim);
-  r->read("a_low_rank_dim", &c->a_low_rank_dim);
-  r->read("v_low_rank_dim", &c->v_low_rank_dim);
+  const double wide = double(c->head_dim) / 64;  // wider heads, higher ranks
+  read_rank(r, "decay_low_rank_dim", *c, 2.5 * wide, &c->decay_low_rank_dim);
+  read_rank(r, "gate_low_rank_dim", *c, 5, &c->gate_low_rank_dim);
+  read_rank(r, "a_low_rank_dim", *c, 2.5 * wide, &c->a_low_rank_dim);
+  read_rank(r, "v_low_rank_dim", *c, 1.7 * wide, &c->v_low_rank_dim);
   r->read("norm_first", &c->norm_first);
   r->read("norm_bias", &c->norm_bias);
   r->read("frozen_decay_scale", &c->frozen_decay_scale);

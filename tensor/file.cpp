@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <utility>
 
 #include "tensor/check.h"
@@ -90,6 +91,17 @@ class Temporary {
   int fd_ = -1;
 };
 
+// Absolute paths of what make_folders() has made, outer folders first, while somebody asks.
+struct MadeFolders {
+  std::mutex mutex;
+  bool asked = false;
+  std::vector<std::filesystem::path> paths;
+};
+MadeFolders& made_folders() {
+  static MadeFolders made;
+  return made;
+}
+
 }  // namespace
 
 void FileWriter::write(const void* data, size_t bytes) {
@@ -161,12 +173,33 @@ std::string folder_of(const std::string& path) {
 
 void make_folders(const std::string& folder) {
   check(!folder.empty(), "a folder without a name cannot be made");
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
+  namespace fs = std::filesystem;
+  MadeFolders& made = made_folders();
+  const std::lock_guard lock(made.mutex);
+  std::error_code error, ignored;
+  std::vector<fs::path> missing;  // inner folders first
+  for (fs::path p = fs::absolute(folder, ignored); made.asked && !fs::exists(p, ignored);
+       p = p.parent_path())
+    missing.push_back(p);
+  fs::create_directories(folder, error);
+  made.paths.insert(made.paths.end(), missing.rbegin(), missing.rend());
   const char* more = error.value() == ENOTDIR  ? "; a part of the path is a file"
                      : error.value() == ENOENT ? ""
                                                : advice(error.value());
   check(!error, "cannot make the folder {}: {}{}", folder, error.message(), more);
+}
+
+NewFolders::NewFolders() {
+  MadeFolders& made = made_folders();
+  const std::lock_guard lock(made.mutex);
+  check(!std::exchange(made.asked, true), "folders are being watched already");
+}
+NewFolders::~NewFolders() {
+  MadeFolders& made = made_folders();
+  const std::lock_guard lock(made.mutex);
+  for (auto p = made.paths.rbegin(); p != made.paths.rend(); ++p) ::rmdir(p->c_str());
+  made.paths.clear();
+  made.asked = false;
 }
 
 void sync_folder(const std::string& folder) {

@@ -42,6 +42,16 @@ void write_file_atomically(const std::string& path, std::string_view bytes);
 
 // Makes the folder and those above it, where they are missing.
 void make_folders(const std::string& folder);
+// Of the folders that make_folders() made while it exists, those that hold nothing at its end are
+// removed: work that fails early leaves nothing behind. One at a time, of the whole process.
+//   const NewFolders made;
+class NewFolders {
+ public:
+  NewFolders();
+  ~NewFolders();
+  NewFolders(const NewFolders&) = delete;
+  NewFolders& operator=(const NewFolders&) = delete;
+};
 // The folder that `path` is to be written into; "." for a bare name.
 std::string folder_of(const std::string& path);
 

@@ -174,6 +174,8 @@ TEST_F(EvalCommand, Mistakes) {
   write_file_atomically(at("run/checkpoint-000005/model.safetensors"), "damaged");
   expect_error(needles("--out " + at("out") + " --model " + at("run")), 1,
                "no checkpoint of .* is intact");
+  for (const char* folder : {"out", "data"})
+    EXPECT_FALSE(std::filesystem::exists(at(folder))) << "a failure left " << folder;
   // A data file for another tokenizer, and the same by force.
   ASSERT_EQ(eval(model + needles("")).code, 0);
   const std::string file = at("data/niah_single_1_1024.jsonl");

@@ -210,6 +210,29 @@ TEST(File, Mapping) {
   EXPECT_EQ(MappedFile::open(path)->size(), 0u);
 }
 
+TEST(File, NewFoldersThatStayEmptyAreRemoved) {
+  const TemporaryFolder folder;
+  const auto exists = [&](const char* name) {
+    return std::filesystem::is_directory(folder.file(name));
+  };
+  make_folders(folder.file("old/inner"));
+  {
+    const NewFolders made;
+    EXPECT_THROW(NewFolders(), Error);
+    make_folders(folder.file("a/b/c/"));
+    make_folders(folder.file("a/b/d"));
+    make_folders(folder.file("old/inner"));  // was there before
+    make_folders(folder.file("kept/empty"));
+    write_file_atomically(folder.file("kept/f"), "text");
+    EXPECT_TRUE(exists("a/b/c") && exists("a/b/d") && exists("kept/empty"));
+  }
+  EXPECT_FALSE(exists("a"));
+  EXPECT_TRUE(exists("old/inner"));
+  EXPECT_FALSE(exists("kept/empty"));
+  EXPECT_EQ(read_file(folder.file("kept/f")), "text");
+  const NewFolders again;
+}
+
 TEST(File, ReadingWhatIsNotThere) {
   const TemporaryFolder folder;
   const std::string path = folder.file("none");

@@ -2,6 +2,7 @@
 // L2 wrap, what a config may say.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <filesystem>
 
@@ -235,6 +236,33 @@ TEST(Rwkv7, L2WrapPullsTheLargestLogit) {
     }
   }
   EXPECT_LE(relative_error(dw[1], dw[0]), 1e-12);
+}
+
+// As the public library's layer takes them: 2.5·√512 = 56.6, 5·√512 = 113.1, 1.7·√512 = 38.5.
+TEST(Rwkv7, NullsFollowFromOtherSizes) {
+  const auto parsed = [](nlohmann::json change) {
+    nlohmann::json object = preset("rwkv7-100m").to_json();
+    object.update(change);
+    return parse_foreign_config(object, "config.json");
+  };
+  const nlohmann::json ranks = {{"decay_low_rank_dim", nullptr},
+                                {"gate_low_rank_dim", nullptr},
+                                {"a_low_rank_dim", nullptr},
+                                {"v_low_rank_dim", nullptr}};
+  const auto expect = [](const ModelConfig& c, std::array<int64_t, 4> want) {
+    EXPECT_EQ(
+        (std::array{c.decay_low_rank_dim, c.gate_low_rank_dim, c.a_low_rank_dim, c.v_low_rank_dim}),
+        want);
+  };
+  expect(parsed(ranks), {64, 128, 64, 32});
+  nlohmann::json wide = ranks;
+  wide.update({{"head_dim", 128}, {"num_heads", nullptr}});
+  expect(parsed(wide), {128, 128, 128, 64});  // ranks but the gate's grow with the heads
+  nlohmann::json narrow = ranks;
+  narrow.update({{"hidden_size", 64}, {"num_heads", 1}, {"v_low_rank_dim", 16}});
+  expect(parsed(narrow), {32, 32, 32, 16});
+  EXPECT_EQ(parsed({{"head_dim", nullptr}}).head_dim, 64);
+  EXPECT_EQ(parsed({{"num_heads", nullptr}}).num_heads, 8);
 }
 
 TEST(Rwkv7, ConfigsThatMeanSomethingElseAreRefused) {

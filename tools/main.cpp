@@ -10,6 +10,7 @@
 #include <new>
 
 #include "tensor/error.h"
+#include "tensor/file.h"
 #include "tools/commands.h"
 #include "tools/version.h"
 
@@ -96,6 +97,7 @@ int run(int argc, char** argv) {
       "Exit codes: 0 ok, 1 failure, 2 wrong usage.");
   if (const std::string what = unknown_command(app, argc, argv); !what.empty())
     return complain(what, kExitUsage);
+  const NewFolders made;
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {
