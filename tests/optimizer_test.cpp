@@ -1,15 +1,9 @@
-// AdamW as training uses it: groups, clipping, skipped steps, state, many tensors.
-#include "train/optimizer.h"
-
-#include <gtest/gtest.h>
-#include <omp.h>
-
-#include <algorithm>
+// AdamW as training uses it: groups, clipping, skipped steps, many tensors.
 #include <cmath>
 #include <map>
 
 #include "tensor/check.h"
-#include "tensor/compare.h"
+#include "tests/optimizer_inputs.h"
 #include "tests/reference/optimizer.h"
 #include "tests/tape_ops.h"
 
@@ -17,35 +11,6 @@ namespace ebb::testing {
 namespace {
 
 using Values = std::vector<double>;
-
-Tensor draw(const Shape& shape, uint64_t purpose, DType dtype = DType::f32, double scale = 1) {
-  Tensor t = Tensor::empty(shape, DType::f64);
-  fill_normal(t, {11, purpose}, 0, scale);
-  return t.to(dtype);
-}
-
-NamedParameter named(const std::string& name, const Tensor& master,
-                     WeightDecay decay = WeightDecay::on) {
-  const Shape& s = master.shape();
-  return {name, Parameter(master), 0, s.empty() ? 1 : s[0], s, decay};
-}
-std::vector<ParamGroup> one_group(std::vector<NamedParameter> parameters, double weight_decay = 0) {
-  return {{.parameters = std::move(parameters), .weight_decay = weight_decay}};
-}
-std::vector<Tensor> copies(const std::vector<NamedParameter>& parameters, const AdamW& optimizer) {
-  std::vector<Tensor> out;
-  for (const NamedParameter& p : parameters) {
-    out.push_back(p.parameter.master().clone());
-    if (p.parameter.shadow()) out.push_back(p.parameter.shadow().clone());
-  }
-  for (const auto& [name, t] : optimizer.state_dict())
-    if (is_float(t.dtype())) out.push_back(t.clone());
-  return out;
-}
-void expect_same(const std::vector<Tensor>& a, const std::vector<Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(bitwise_equal(a[i], b[i])) << i;
-}
 
 TEST(AdamW, OneStepByHand) {
   const NamedParameter p = named("p", Tensor::from(Values{1, -2}, {2}));
@@ -331,101 +296,6 @@ TEST(AdamW, EvaluationInBetweenChangesNothing) {
   EXPECT_TRUE(bitwise_equal(results[0], results[1]));
 }
 
-// Training with a state that is left and taken up again.
-class Resume : public ::testing::Test {
- protected:
-  struct Run {
-    std::vector<NamedParameter> parameters;
-    std::unique_ptr<AdamW> optimizer;
-    Run() {
-      parameters = {named("w", draw({30, 20}, 1)), named("norm", draw({20}, 2), WeightDecay::off)};
-      parameters[0].parameter.enable_shadow();
-      optimizer = std::make_unique<AdamW>(decay_groups(parameters, 0.1),
-                                          AdamWConfig{.lr = 1e-2, .clip = 0.5});
-    }
-    void steps(int from, int to) {
-      for (int s = from; s < to; ++s) {
-        // Gradients depend on what operators read, the bf16 shadow, so its history matters too.
-        const Tensor w = parameters[0].parameter.var().value().to(DType::f32);
-        parameters[0].parameter.set_grad(product(w, draw(w.shape(), 1000 + uint64_t(s))));
-        parameters[1].parameter.set_grad(draw({20}, 2000 + uint64_t(s)));
-        if (s == 3) parameters[1].parameter.grad().data<float>()[0] = NAN;  // one skipped step
-        optimizer->set_lr(1e-2 * (1 - s / 20.0));
-        optimizer->step();
-      }
-    }
-  };
-};
-
-TEST_F(Resume, TenStepsThenFiveAreFifteen) {
-  Run whole, first, second;
-  whole.steps(0, 15);
-  first.steps(0, 10);
-  for (size_t i = 0; i < 2; ++i) {
-    second.parameters[i].parameter.master().copy_(first.parameters[i].parameter.master());
-    second.parameters[i].parameter.refresh_shadow();
-  }
-  StateDict saved;
-  for (const auto& [name, t] : first.optimizer->state_dict()) saved.emplace_back(name, t.clone());
-  std::reverse(saved.begin(), saved.end());  // order is not part of it
-  second.optimizer->load_state_dict(saved);
-  second.steps(10, 15);
-  expect_same(copies(second.parameters, *second.optimizer),
-              copies(whole.parameters, *whole.optimizer));
-  EXPECT_EQ(second.optimizer->read().step, 14);
-  EXPECT_EQ(second.optimizer->read().skipped, 1);
-}
-
-TEST_F(Resume, StrictLoadingListsEverything) {
-  Run run;
-  run.steps(0, 1);
-  StateDict state;
-  for (const auto& [name, t] : run.optimizer->state_dict()) state.emplace_back(name, t.clone());
-  const std::vector<Tensor> before = copies(run.parameters, *run.optimizer);
-  for (auto& [name, t] : state) {
-    t = t.clone();
-    if (is_float(t.dtype())) t.fill_(5);
-    if (name == "w.exp_avg") t = Tensor::zeros({30, 21});
-    if (name == "w.exp_avg_sq") t = t.to(DType::bf16);
-    if (name == "norm.exp_avg") name = "norm.exp_average";
-  }
-  const std::string message = error_of([&] { run.optimizer->load_state_dict(state); });
-  for (const char* part : {"w.exp_avg is [30,21], want [30,20]", "w.exp_avg_sq is bf16, want f32",
-                           "missing norm.exp_avg [20]", "unexpected norm.exp_average [20]"})
-    EXPECT_TRUE(contains(message, part));
-  expect_same(copies(run.parameters, *run.optimizer), before);
-}
-
-TEST(AdamW, FusedAndTiedTensorsAreOneEntryWithTheirNames) {
-  const Parameter fused(draw({6, 2}, 1)), table(draw({5, 2}, 2));
-  const std::vector<NamedParameter> all{
-      {"q_proj.weight", fused, 0, 2, {2, 2}, WeightDecay::on},
-      {"k_proj.weight", fused, 2, 3, {3, 2}, WeightDecay::on},  // row 5 is padding
-      {"embeddings.weight", table, 0, 5, {5, 2}, WeightDecay::on},
-      {"lm_head.weight", table, 0, 5, {5, 2}, WeightDecay::on}};
-  AdamW optimizer(decay_groups(all, 0.1), {.lr = 0.1});
-  fused.set_grad(Tensor::full({6, 2}, 1));
-  table.set_grad(Tensor::full({5, 2}, 1));
-  const Tensor before = table.master().clone();
-  optimizer.step();
-  EXPECT_NEAR(optimizer.read().grad_norm, std::sqrt(12 + 10), 1e-12);  // each once
-  EXPECT_NEAR(table.master().to_vector<double>()[0], before.to_vector<double>()[0] * 0.99 - 0.1,
-              1e-6);
-  std::vector<std::string> names;
-  for (const auto& [name, t] : optimizer.state_dict())
-    names.push_back(fmt::format("{} {}", name, t.shape()));
-  EXPECT_EQ(names, (std::vector<std::string>{
-                       "q_proj.weight.exp_avg [2,2]", "q_proj.weight.exp_avg_sq [2,2]",
-                       "k_proj.weight.exp_avg [3,2]", "k_proj.weight.exp_avg_sq [3,2]",
-                       "embeddings.weight.exp_avg [5,2]", "embeddings.weight.exp_avg_sq [5,2]",
-                       "step []", "skipped []"}));
-  EXPECT_TRUE(
-      contains(error_of([&] {
-                 AdamW({{.parameters = {all[0]}, .weight_decay = 0.1}, {.parameters = {all[1]}}});
-               }),
-               "AdamW: q_proj.weight and k_proj.weight are one tensor in memory"));
-}
-
 TEST(AdamW, RefusesWhatCannotWork) {
   const NamedParameter p = named("p", draw({4}, 1));
   EXPECT_TRUE(contains(error_of([&] { AdamW({}); }), "AdamW: no parameters"));
@@ -436,69 +306,6 @@ TEST(AdamW, RefusesWhatCannotWork) {
   p.parameter.set_master(p.parameter.master().to(DType::f64));
   EXPECT_TRUE(contains(error_of([&] { optimizer.step(); }),
                        "AdamW: p is f64 [4] on cpu, its moments are f32"));
-}
-
-TEST(GradientNorm, OneAndThreeThousandTensors) {
-  for (const int count : {1, 3000}) {
-    std::vector<Tensor> tensors;
-    for (int i = 0; i < count; ++i)
-      tensors.push_back(draw({i == count / 2 ? 1 : 1 + (i * 37) % 500}, uint64_t(i)));
-    const TensorList list(tensors);
-    const Tensor a = Tensor::empty({}, DType::f64), b = Tensor::empty({}, DType::f64);
-    sum_of_squares(list, a);
-    const double want = std::sqrt(reference::sum_of_squares(tensors));
-    EXPECT_NEAR(std::sqrt(a.item()) / want, 1, 1e-12);
-    sum_of_squares(list, b);
-    EXPECT_TRUE(bitwise_equal(a, b));
-  }
-}
-
-TEST(GradientNorm, AHundredMillionSmallBf16Values) {
-  const TensorList list({Tensor::full({100000000}, 1e-3, DType::bf16)});
-  const Tensor squares = Tensor::empty({}, DType::f64);
-  sum_of_squares(list, squares);
-  EXPECT_NEAR(std::sqrt(squares.item()), 10.0, 0.01);
-}
-
-TEST(GradientNorm, DoesNotDependOnTheThreads) {
-  const TensorList list({draw({100000}, 1), draw({3}, 2), draw({77777}, 3)});
-  const int threads = omp_get_max_threads();
-  Tensor sums[2];
-  for (const int n : {1, 4}) {
-    omp_set_num_threads(n);
-    Tensor& s = sums[n > 1];
-    s = Tensor::empty({}, DType::f64);
-    sum_of_squares(list, s);
-  }
-  omp_set_num_threads(threads);
-  EXPECT_TRUE(bitwise_equal(sums[0], sums[1]));
-}
-
-TEST(GradientNorm, AnyNonFiniteValueShows) {
-  for (const float bad : {NAN, INFINITY, -INFINITY})
-    for (const int64_t at : {0, 8191, 8192, 19999}) {
-      const Tensor x = Tensor::zeros({20000});
-      x.data<float>()[at] = bad;
-      const Tensor squares = Tensor::empty({}, DType::f64);
-      sum_of_squares(TensorList({x}), squares);
-      EXPECT_FALSE(std::isfinite(squares.item())) << bad << " at " << at;
-    }
-}
-
-TEST(TensorList, FollowsTensorsThatMove) {
-  TensorList list({Tensor::full({3}, 1)});
-  const Tensor squares = Tensor::empty({}, DType::f64);
-  const auto total = [&] {
-    sum_of_squares(list, squares);
-    return squares.item();
-  };
-  EXPECT_EQ(total(), 3);
-  list.set({Tensor::full({3}, 2)});  // same size, elsewhere
-  EXPECT_EQ(total(), 12);
-  list.set({Tensor::full({3}, 2), Tensor::full({8193}, 1)});
-  EXPECT_EQ(total(), 12 + 8193);
-  list.set({});
-  EXPECT_EQ(total(), 0);
 }
 
 }  // namespace
