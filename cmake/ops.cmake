@@ -144,6 +144,7 @@ set(EBB_TOOL_SOURCES
   tools/bench_gemm.cpp
   tools/bench_models.cpp
   tools/bench_rows.cpp
+  tools/bench_rows/attention.cpp
   tools/bench_rows/gate.cpp
   tools/bench_rows/loss.cpp
   tools/bench_rows/norm.cpp

@@ -5,6 +5,7 @@
 
 namespace ebb::tools {
 
+std::vector<BenchRow> attention_bench_rows();
 std::vector<BenchRow> gate_bench_rows();
 std::vector<BenchRow> loss_bench_rows();
 std::vector<BenchRow> norm_bench_rows();
@@ -16,8 +17,9 @@ std::vector<BenchRow> tensor_bench_rows();
 const std::vector<BenchRow>& bench_rows() {
   static const std::vector<BenchRow> rows = [] {
     std::vector<BenchRow> all;
-    for (const auto family : {loss_bench_rows, product_bench_rows, norm_bench_rows, gate_bench_rows,
-                              recurrence_bench_rows, optimizer_bench_rows, tensor_bench_rows})
+    for (const auto family :
+         {loss_bench_rows, product_bench_rows, norm_bench_rows, gate_bench_rows,
+          recurrence_bench_rows, attention_bench_rows, optimizer_bench_rows, tensor_bench_rows})
       for (BenchRow& row : family()) all.push_back(std::move(row));
     return all;
   }();

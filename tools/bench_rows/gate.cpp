@@ -1,5 +1,6 @@
 // Benchmark rows of the convolution, gates and activations.
 #include "ops/causal_conv1d.h"
+#include "ops/channel_mix.h"
 #include "ops/decay_gate.h"
 #include "ops/forget_gate.h"
 #include "ops/sigmoid_gate.h"
@@ -59,6 +60,15 @@ BenchCase token_shift_mix_case(DType t, int64_t batch, int64_t time, int64_t d) 
           .cost = [=](Pass p) { return token_shift_cost(p, batch * time, d, 6, t); }};
 }
 
+BenchCase channel_mix_case(DType t, int64_t batch, int64_t time, int64_t d, int64_t inner) {
+  return {.inputs = {{.shape = {batch, time, d}},
+                     {.shape = {d}, .role = Role::parameter, .low = 0, .high = 1},
+                     {.shape = {inner, d}, .role = Role::weight, .std = 0.02},
+                     {.shape = {d, inner}, .role = Role::weight, .std = 0.02}},
+          .run = [](Inputs in) { return std::vector{channel_mix(in[0], in[1], in[2], in[3]).y}; },
+          .cost = [=](Pass p) { return channel_mix_cost(p, batch * time, d, inner, t); }};
+}
+
 }  // namespace
 
 std::vector<BenchRow> gate_bench_rows() {
@@ -83,6 +93,12 @@ std::vector<BenchRow> gate_bench_rows() {
        Where::cuda},
       {"token_shift_mix", "B8 T4096 D512 M6",
        [](DType t) { return token_shift_mix_case(t, 8, 4096, 512); }, Where::cuda},
+      {"token_shift_mix", "B1 T1024 D512 M6",
+       [](DType t) { return token_shift_mix_case(t, 1, 1024, 512); }, Where::cpu},
+      {"channel_mix", "B8 T4096 D512 W2048",
+       [](DType t) { return channel_mix_case(t, 8, 4096, 512, 2048); }, Where::cuda},
+      {"channel_mix", "B1 T1024 D512 W2048",
+       [](DType t) { return channel_mix_case(t, 1, 1024, 512, 2048); }, Where::cpu},
   };
 }
 

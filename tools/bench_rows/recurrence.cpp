@@ -1,14 +1,10 @@
-// Benchmark rows of the recurrences.
+// Benchmark rows of the delta rules, dplr, SSD and state-memory attention.
 #include <cmath>
 
-#include "ops/attention.h"
 #include "ops/delta_rule.h"
 #include "ops/delta_rule_channel.h"
 #include "ops/dplr.h"
-#include "ops/gated_linear_attention.h"
-#include "ops/log_cumsum_exp.h"
 #include "ops/movement.h"
-#include "ops/rotary.h"
 #include "ops/ssd.h"
 #include "ops/state_memory_attention.h"
 #include "tools/bench.h"
@@ -127,73 +123,6 @@ DeltaRuleSize delta_size(int64_t batch, int64_t time, int64_t heads, int64_t k, 
           .value_heads = heads,
           .key_dim = k,
           .value_dim = v};
-}
-
-BenchCase linear_attention_case(DType t, LinearAttentionSize s) {
-  const double unit = 1 / std::sqrt(double(s.key_dim));
-  const Shape qk{s.batch, s.time, s.groups, s.key_dim};
-  return {.inputs = {{.shape = qk},
-                     {.shape = qk},
-                     {.shape = {s.batch, s.time, s.heads, s.value_dim}},
-                     {.shape = s.by_channel ? Shape{s.batch, s.time, s.heads, s.key_dim}
-                                            : Shape{s.batch, s.time, s.heads},
-                      .low = -0.2,
-                      .high = -0.001,
-                      .f32 = true}},
-          .run =
-              [unit](Inputs in) {
-                return std::vector{
-                    gated_linear_attention(in[0], in[1], in[2], in[3], {}, {.scale = unit}).o};
-              },
-          .cost = [=](Pass p) { return gated_linear_attention_cost(p, s, t); }};
-}
-
-BenchCase attention_case(DType t, AttentionSize s) {
-  const Shape keys{s.batch, s.time, s.key_heads, s.head_dim};
-  return {.inputs = {{.shape = {s.batch, s.time, s.heads, s.head_dim}},
-                     {.shape = keys},
-                     {.shape = keys}},
-          .run =
-              [s](Inputs in) {
-                return std::vector{attention(in[0], in[1], in[2], {.window = s.window}).o};
-              },
-          .cost = [=](Pass p) { return attention_cost(p, s, t); }};
-}
-
-// One token of each sequence against a full cache of s.time tokens.
-BenchCase attention_step_case(DType t, AttentionSize s) {
-  const auto fixed = [](Shape shape) {
-    return BenchInput{.shape = std::move(shape), .role = Role::constant};
-  };
-  const Shape cache{s.batch, s.time, s.key_heads, s.head_dim};
-  return {
-      .inputs = {fixed({s.batch, s.heads, s.head_dim}), fixed({s.batch, s.key_heads, s.head_dim}),
-                 fixed({s.batch, s.key_heads, s.head_dim}), fixed(cache), fixed(cache)},
-      .run =
-          [s](Inputs in) {
-            const Tensor last =
-                Tensor::full({s.batch}, double(s.time - 1), DType::i64, in[0].value().device());
-            return std::vector<Var>{attention_step(in[0].value(), in[1].value(), in[2].value(),
-                                                   in[3].value(), in[4].value(), last)};
-          },
-      .cost = [=](Pass) { return attention_step_cost(s, t); },
-      .backward = false};
-}
-
-BenchCase rotary_case(DType t, Shape x) {
-  return {.inputs = {{.shape = x}},
-          .run = [](Inputs in) { return std::vector{rotary(in[0])}; },
-          .cost = [=](Pass p) { return rotary_cost(p, x.numel(), RotaryForm::rotate, t); }};
-}
-
-BenchCase log_cumsum_exp_case(DType t, Shape u) {
-  return {.inputs = {{.shape = u}},
-          .run =
-              [](Inputs in) {
-                const LogCumsumExp r = log_cumsum_exp(in[0], {});
-                return std::vector{r.k, r.g};
-              },
-          .cost = [=](Pass p) { return log_cumsum_exp_cost(p, u.numel(), t); }};
 }
 
 // RWKV-7's: a and b of length 1 at most, decays within the bound of its gate.
@@ -356,66 +285,6 @@ std::vector<BenchRow> recurrence_bench_rows() {
        [](DType t) { return dplr_step_case(t, {.batch = 64, .heads = 8}); }, Where::cuda},
       {"dplr", "B1 T1024 H8 K64 V64",
        [](DType t) { return dplr_case(t, {.batch = 1, .time = 1024, .heads = 8}); }, Where::cpu},
-      {"gated_linear_attention", "B8 T4096 H6 K64 V128",
-       [](DType t) {
-         return linear_attention_case(
-             t,
-             {.batch = 8, .time = 4096, .groups = 6, .heads = 6, .key_dim = 64, .value_dim = 128});
-       },
-       Where::cuda},
-      {"gated_linear_attention", "B8 T4096 H16 K128 V64",
-       [](DType t) {
-         return linear_attention_case(t, {.batch = 8,
-                                          .time = 4096,
-                                          .groups = 16,
-                                          .heads = 16,
-                                          .key_dim = 128,
-                                          .value_dim = 64});
-       },
-       Where::cuda},
-      {"gated_linear_attention", "B8 T4096 H8 K64 V64 by channel",
-       [](DType t) {
-         return linear_attention_case(
-             t, {.batch = 8, .time = 4096, .groups = 8, .heads = 8, .by_channel = true});
-       },
-       Where::cuda},
-      {"attention", "B8 T4096 H8 D64",
-       [](DType t) {
-         return attention_case(t, {.batch = 8, .time = 4096, .heads = 8, .key_heads = 8});
-       },
-       Where::cuda},
-      {"attention", "B8 T4096 H8 D64 window 512",
-       [](DType t) {
-         return attention_case(
-             t, {.batch = 8, .time = 4096, .heads = 8, .key_heads = 8, .window = 512});
-       },
-       Where::cuda},
-      {"attention", "B1 T1024 H8 D64",
-       [](DType t) {
-         return attention_case(t, {.batch = 1, .time = 1024, .heads = 8, .key_heads = 8});
-       },
-       Where::cpu},
-      {"attention_step", "B64 T2048 H8 D64",
-       [](DType t) {
-         return attention_step_case(t, {.batch = 64, .time = 2048, .heads = 8, .key_heads = 8});
-       },
-       Where::cuda},
-      {"rotary", "8x4096x8x64",
-       [](DType t) {
-         return rotary_case(t, {8, 4096, 8, 64});
-       },
-       Where::cuda},
-      {"log_cumsum_exp", "8x4096x512",
-       [](DType t) {
-         return log_cumsum_exp_case(t, {8, 4096, 512});
-       },
-       Where::cuda},
-      {"gated_linear_attention", "B1 T1024 H8 K64 V64 by channel",
-       [](DType t) {
-         return linear_attention_case(
-             t, {.batch = 1, .time = 1024, .groups = 8, .heads = 8, .by_channel = true});
-       },
-       Where::cpu},
       {"ssd", "B8 T4096 H16 P64 N128",
        [](DType t) { return ssd_case(t, mamba2_size(8, 4096, 16)); }, Where::cuda},
       {"ssd", "B2 T8192 H64 P64 N128",
