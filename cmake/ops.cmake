@@ -60,7 +60,7 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/state_memory_attention_bwd.cu cuda/state_memory_fast_bwd.cu
   cuda/state_memory_fast_fwd.cu cuda/state_memory_fast_memories.cu
   cuda/state_memory_fast_prepare.cu cuda/state_memory_fast_tokens.cu
-  cuda/state_memory_fast_vectors.cu cuda/state_memory_step.cu)
+  cuda/state_memory_step.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES ops/attention_cpu.cpp)
 list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/attention_fast_bwd.cu cuda/attention_fast_fwd.cu cuda/attention_step.cu)

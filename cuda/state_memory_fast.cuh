@@ -1,6 +1,6 @@
 // State-memory attention in bf16 on tensor cores, N <= 128 and P <= 64, both multiples of 8:
 // state_memory_fast_prepare.cu (memories as the products read them), _fwd.cu, and for the backward
-// _tokens.cu, _memories.cu and _vectors.cu. Notation of ops/state_memory_attention.h.
+// _bwd.cu, _tokens.cu and _memories.cu. Notation of ops/state_memory_attention.h.
 //
 // Products of the memories take f16 operands: the rows of Δ̂ = ρ∘Δ are about one in size, so f16 is
 // eight times finer than bf16, whose rounding of Δ alone would show in the gradients where the
@@ -50,7 +50,8 @@ struct FastProblem {
   float scale = 1, eps = 0;
   bool normalize = true;
   int heads = 1, n = 0, p = 0, q_heads = 1, e_heads = 1, c_heads = 1, gate_heads = 1;
-  int run = 1;  // tokens of a run
+  int run = 1;                         // tokens of a run
+  int first_head = 0, some_heads = 1;  // those that the kernels of the backward go through
   int64_t memories = 0;
   int64_t runs_per_row = 0;                           // dense
   const int64_t *run_before = {}, *tile_before = {};  // [sequences+1]; null: dense
@@ -169,18 +170,18 @@ inline constexpr int kTokenParts = 2;
 template <class F>
 __device__ __forceinline__ void each_token_item(const FastProblem& p, int heads_per_item, F&& f) {
   const TokenTiles<kTokenParts> tiles(p);
-  const int blocks = p.heads / heads_per_item;
+  const int blocks = p.some_heads / heads_per_item;
   each_item(tiles.count * blocks, [&](int64_t item) {
     const TokenTile tile = tiles.at(p, item / blocks);
     int all = 0;
 #pragma unroll
     for (int part = 0; part < kTokenParts; ++part) all = max(all, tile.seen(64 * part, p.run));
-    f(tile, int(item % blocks) * heads_per_item, all);
+    f(tile, p.first_head + int(item % blocks) * heads_per_item, all);
   });
 }
 inline int64_t token_items(const FastProblem& p, int heads_per_item) {
   const int64_t dense = ceil_div(p.tiles_per_row, kTokenParts) * p.cursor.count;
-  return std::max(p.tiles, dense) * (p.heads / heads_per_item);
+  return std::max(p.tiles, dense) * (p.some_heads / heads_per_item);
 }
 // By one warp: the memories of every item, one after the other and on into the next head and item,
 // through a ring. fetch(place, memory, head).
@@ -355,7 +356,19 @@ void launch_persistent(void (*kernel)(P...), int threads, int64_t items, const T
 struct FastUpstream {
   const bf16_t* dy = {};                 // [tokens,H,P]
   const float *lse = {}, *through = {};  // [tokens,H]; through = R·dy, so δ = gate·through
-  const float* size = {};                // [tokens,H], the largest |dy|
+};
+// What the gradients of the tokens' vectors leave for those of the memories: of every pair of a
+// token and a memory w gate, and dℓ' times 1/rms of q and of e. f32 [2][tiles][some heads]
+// [runs][64 tokens]; written for the memories that a token of the tile sees, zero for the tokens
+// that do not. Null: not wanted.
+struct PairFactors {
+  float* factors = {};
+  int64_t half = 0;  // floats of either factor
+  int runs = 0;      // of the longest sequence
+
+  __device__ __forceinline__ float* of(const FastProblem& p, int64_t tile, int head) const {
+    return factors + (tile * p.some_heads + (head - p.first_head)) * runs * 64;
+  }
 };
 // Where the gradients of q̂, ê or c go before they are summed: f32 [tokens,of,parts,width]. A part
 // is what `heads_per_part` neighbouring heads have added. Null: not wanted.
@@ -364,13 +377,13 @@ struct TokenParts {
   int of = 1, parts = 1, width = 0, heads_per_part = 1;
 };
 
-// dq̂, dê and dc in parts; a block goes through `heads_per_item` heads.
+// dq̂, dê and dc in parts, and the factors; a block goes through `heads_per_item` heads.
 void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
                      const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
-                     const Tensor& on);
+                     const PairFactors& pairs, const Tensor& on);
 // dΔ, f32 or bf16 [M,H,N,P].
 void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
-                      const FastUpstream& u, const Tensor& dmemories);
+                      const PairFactors& pairs, const Tensor& d_o, const Tensor& dmemories);
 
 // Whether these kernels take the problem.
 bool fast_path(const StateMemoryProblem& p);

@@ -7,33 +7,28 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// R·dy and the largest |dy| of every row. A warp per token: eight lanes per head, eight columns
-// each.
+// R·dy of every row. A warp per token: eight lanes per head, eight columns each.
 __global__ void __launch_bounds__(kThreads)
     through_kernel(const float* r, const bf16_t* dy, int64_t tokens, int heads, int width,
-                   float* through, float* size) {
+                   float* through) {
   const int lane = int(threadIdx.x) & 31, column = lane % 8 * 8;
   const int64_t warps = int64_t(gridDim.x) * kWarps;
   for (int64_t t = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5); t < tokens; t += warps) {
 #pragma unroll 4
     for (int first = 0; first < heads; first += 4) {
       const int head = first + lane / 8;
-      float sum = 0, largest = 0;
+      float sum = 0;
       if (head < heads && column < width) {
         const int64_t at = (t * heads + head) * width + column;
         float x[8], y[8];
         load_pack<float, 8>(x, r + at);
         load_pack<bf16_t, 8>(y, dy + at);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sum += x[i] * y[i], largest = fmaxf(largest, fabsf(y[i]));
+        for (int i = 0; i < 8; ++i) sum += x[i] * y[i];
       }
 #pragma unroll
-      for (int o = 1; o < 8; o *= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, o);
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, o));
-      }
-      if (column == 0 && head < heads)
-        through[t * heads + head] = sum, size[t * heads + head] = largest;
+      for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+      if (column == 0 && head < heads) through[t * heads + head] = sum;
     }
   }
 }
@@ -128,6 +123,40 @@ struct Gradient {
   }
 };
 
+// The factors of pairs for some heads at a time, as many as kPairBytes hold, and at least those of
+// one item.
+constexpr int64_t kPairBytes = int64_t(512) << 20;
+
+// dq, de, dc and dΔ.
+void vectors_and_memories(const StateMemoryProblem& problem, FastProblem p, const FastUpstream& u,
+                          const Tensor& d_o, const StateMemoryGradients& grads, int64_t tokens) {
+  const int heads = heads_per_item(p, ceil_div(p.tiles, 2), d_o);
+  const Gradient dq(p, grads.dq, tokens, p.q_heads, p.n, heads, 1);
+  const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, 1);
+  const Gradient dc(p, grads.dc, tokens, p.c_heads, p.n, heads, 1);
+  PairFactors pairs;
+  Tensor space;
+  int at_once = p.heads;
+  if (grads.dmemories) {
+    const int64_t longest =
+        problem.layout.is_packed() ? problem.layout.max_length() : problem.time();
+    pairs.runs = int(ceil_div(longest, problem.memory_chunk));
+    const int64_t per_head = p.tiles * pairs.runs * 64;  // of either factor
+    while (at_once > heads && (at_once % heads || 8 * per_head * at_once > kPairBytes)) --at_once;
+    pairs.half = per_head * at_once;
+    space = Tensor::empty({2 * pairs.half}, DType::f32, d_o.device());
+    pairs.factors = ptr<float>(space);
+  }
+  for (; p.first_head < p.heads; p.first_head += at_once) {
+    p.some_heads = std::min(at_once, p.heads - p.first_head);
+    token_gradients(p, u, heads, dq.parts, de.parts, dc.parts, pairs, d_o);
+    if (grads.dmemories) memory_gradients(problem, p, pairs, d_o, grads.dmemories);
+  }
+  dq.finish(p, p.normalize ? p.q : nullptr, grads.dq);
+  de.finish(p, p.normalize ? p.e : nullptr, grads.de);
+  dc.finish(p, nullptr, grads.dc);
+}
+
 }  // namespace
 
 void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& lse,
@@ -138,10 +167,9 @@ void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& 
   const FastProblem& p = view.p;
   const int64_t tokens = problem.batch() * problem.time();
   const Tensor through = Tensor::empty({tokens, p.heads}, DType::f32, r.device());
-  const Tensor size = Tensor::empty_like(through);
-  const FastUpstream u{ptr<bf16>(d_o), ptr<float>(lse), ptr<float>(through), ptr<float>(size)};
+  const FastUpstream u{ptr<bf16>(d_o), ptr<float>(lse), ptr<float>(through)};
   through_kernel<<<blocks_for(tokens, r), kThreads, 0, stream_of(r)>>>(
-      ptr<float>(r), u.dy, tokens, p.heads, p.p, ptr<float>(through), ptr<float>(size));
+      ptr<float>(r), u.dy, tokens, p.heads, p.p, ptr<float>(through));
   check_launch();
   if (grads.dgate) {
     const int64_t count = tokens * p.gate_heads;
@@ -149,17 +177,8 @@ void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& 
         u.through, count, p.heads / p.gate_heads, ptr<bf16>(grads.dgate));
     check_launch();
   }
-  if (grads.dq || grads.de || grads.dc) {
-    const int heads = heads_per_item(p, ceil_div(p.tiles, 2), r);
-    const Gradient dq(p, grads.dq, tokens, p.q_heads, p.n, heads, 1);
-    const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, 1);
-    const Gradient dc(p, grads.dc, tokens, p.c_heads, p.n, heads, 1);
-    token_gradients(p, u, heads, dq.parts, de.parts, dc.parts, r);
-    dq.finish(p, p.normalize ? p.q : nullptr, grads.dq);
-    de.finish(p, p.normalize ? p.e : nullptr, grads.de);
-    dc.finish(p, nullptr, grads.dc);
-  }
-  if (grads.dmemories) memory_gradients(problem, p, u, grads.dmemories);
+  if (grads.dq || grads.de || grads.dc || grads.dmemories)
+    vectors_and_memories(problem, p, u, d_o, grads, tokens);
 }
 
 }  // namespace ebb::gpu::state_memory

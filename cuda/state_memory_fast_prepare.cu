@@ -119,7 +119,8 @@ FastView prepare(const StateMemoryProblem& problem, Values values) {
   p.q = ptr<bf16>(problem.q), p.e = ptr<bf16>(problem.e), p.c = ptr<bf16>(problem.c);
   p.gate = ptr<bf16>(problem.gate);
   p.scale = float(problem.scale), p.eps = float(problem.eps), p.normalize = problem.normalize;
-  p.heads = int(problem.heads()), p.n = int(problem.state_dim()), p.p = int(problem.value_dim());
+  p.heads = p.some_heads = int(problem.heads()), p.n = int(problem.state_dim()),
+  p.p = int(problem.value_dim());
   p.q_heads = int(problem.q.size(2)), p.e_heads = int(problem.e.size(2));
   p.c_heads = int(problem.c.size(2));
   p.gate_heads = problem.gate ? int(problem.gate.size(2)) : p.heads;

@@ -21,6 +21,7 @@ struct TokenShared {
   // Of every token: logit_unit (base 2), and the units of its f16 rows of q, e, c, the first two
   // times 1/rms; of the head: lse (base 2), R·dy, gate, the unit of its row of dy.
   float4 units[64 * kTokenParts], numbers[64 * kTokenParts];
+  float inverse[64 * kTokenParts];  // scale times 1/rms of q and of e
   Ring<kStages, kReaders> ring;
 };
 
@@ -39,6 +40,9 @@ struct TokenGradients {
   int64_t token[2];  // −1: not there
   int visible[2];
   int part, row;  // which 64 tokens; this lane's first row among all
+  // Where this lane's factor of the head's next memory goes: of its row (c even) or the one eight
+  // on; c below 2: w gate, else dℓ'.
+  float* pair;
 
   __device__ __forceinline__ static void clear(float (&x)[8][4]) {
 #pragma unroll
@@ -80,15 +84,15 @@ struct TokenGradients {
   // q, e and c of a head.
   __device__ __forceinline__ void load_vectors(const FastProblem& p, int head, Shared& s,
                                                const Lane& l) const {
-    float q_unit[2], e_unit[2], c_unit[2], inverse[2];
+    float q_unit[2], e_unit[2], c_unit[2], inverse_q[2], inverse[2];
     barrier_wait<128>(2 + part);  // what was there is done with
     {
       unsigned x[4 * NT][4];
       load_rows(x, p, p.q, token, head, p.q_heads, p.n, l);
-      inverse_rms(inverse, x, p.n, p);
+      inverse_rms(inverse_q, x, p.n, p);
       to_half_rows(x, q_unit, 7);
       put(s.q[part], x, l);
-      q_unit[0] *= inverse[0], q_unit[1] *= inverse[1];
+      q_unit[0] *= inverse_q[0], q_unit[1] *= inverse_q[1];
       load_rows(x, p, p.c, token, head, p.c_heads, p.n, l);
       to_half_rows(x, c_unit, 7);
       put(s.c[part], x, l);
@@ -101,9 +105,11 @@ struct TokenGradients {
     e_unit[0] *= inverse[0], e_unit[1] *= inverse[1];
     if (l.c == 0)
 #pragma unroll
-      for (int r = 0; r < 2; ++r)
+      for (int r = 0; r < 2; ++r) {
         s.units[row + 8 * r] =
             float4{kLog2e * p.scale * q_unit[r] * e_unit[r], q_unit[r], e_unit[r], c_unit[r]};
+        s.inverse[row + 8 * r] = p.scale * inverse_q[r] * inverse[r];
+      }
     publish_tiles();
     barrier_wait<128>(2 + part);
   }
@@ -211,7 +217,8 @@ struct TokenGradients {
   // next. next(): its stage; release(): this one is done with.
   template <bool MORE, class N, class F>
   __device__ __forceinline__ void take_in(const FastProblem& p, const Stage& now, int index,
-                                          float (&value)[2], Shared& s, N&& next, F&& release) {
+                                          float (&value)[2], Shared& s, const Lane& l, N&& next,
+                                          F&& release) {
     float x[8][4], logit[2], q_factor[2], c_factor[2];
     unsigned a[4][4];
     begin_product(x, s.q[part], now.memory.tile);  // 1
@@ -220,6 +227,7 @@ struct TokenGradients {
     settle(x);
     row_dots_with(logit, x, s.e);
     bool above = false;
+    float factor;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float4 unit = s.units[row + 8 * r], own = s.numbers[row + 8 * r];
@@ -227,7 +235,10 @@ struct TokenGradients {
       const float w = sees ? own.z * exp2_approximately(logit[r] * key_unit * unit.x - own.x) : 0.f;
       const float v = value[r] * value_unit * own.w * unit.w;
       // A token that sees one memory gives it weight 1 whatever.
-      const float dlogit = sees && visible[r] > 1 ? p.scale * key_unit * w * (v - own.y) : 0.f;
+      const float change = sees && visible[r] > 1 ? w * (v - own.y) : 0.f;
+      const float dlogit = p.scale * key_unit * change;
+      if (l.c == r) factor = w;
+      if (l.c == 2 + r) factor = change * s.inverse[row + 8 * r];
       if (sees) {  // 2; else K' may be anything
         const float f = dlogit * unit.y;
 #pragma unroll
@@ -238,6 +249,7 @@ struct TokenGradients {
       above = above || !(fabsf(q_factor[r]) * q_lift[r] <= kLargestFactor &&
                          fabsf(c_factor[r]) * c_lift[r] <= kLargestFactor);
     }
+    if (pair) *pair = factor, pair += 64;
     if (__any_sync(0xffffffffu, above)) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -308,7 +320,7 @@ struct TokenGradients {
 template <int NT>
 __global__ void __launch_bounds__(kFedThreads, 1)
     token_kernel(FastProblem p, FastUpstream u, int heads_per_item, TokenParts dq, TokenParts de,
-                 TokenParts dc) {
+                 TokenParts dc, PairFactors pairs) {
   using Shared = TokenShared<NT>;
   auto& s = swizzled_shared<Shared>();
   const int warp = int(threadIdx.x) >> 5;
@@ -338,6 +350,10 @@ __global__ void __launch_bounds__(kFedThreads, 1)
       if (mine > 0) {  // else the sums are zero
         if (head == first || p.opens_any(head)) rows.load_vectors(p, head, s, l);
         rows.load_head(p, u, head, head + 1 < last, s, l);
+        rows.pair = !pairs.factors
+                        ? nullptr
+                        : pairs.of(p, tile.number + rows.part, head) + (l.c < 2 ? 0 : pairs.half) +
+                              (rows.row & 63) + 8 * (l.c & 1);
         float value[2];
         place.wait_full(s.ring);
         rows.first_value(value, s.stage[place.at], s);
@@ -349,10 +365,11 @@ __global__ void __launch_bounds__(kFedThreads, 1)
           return s.stage[next.at];
         };
         for (int i = 0; i + 1 < mine; ++i) {
-          rows.template take_in<true>(p, s.stage[place.at], i, value, s, next_stage, release);
+          rows.template take_in<true>(p, s.stage[place.at], i, value, s, l, next_stage, release);
           place = next;
         }
-        rows.template take_in<false>(p, s.stage[place.at], mine - 1, value, s, next_stage, release);
+        rows.template take_in<false>(p, s.stage[place.at], mine - 1, value, s, l, next_stage,
+                                     release);
         place.next();
       }
       for (int i = mine; i < all; ++i, place.next()) {
@@ -368,11 +385,11 @@ __global__ void __launch_bounds__(kFedThreads, 1)
 
 void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
                      const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
-                     const Tensor& on) {
+                     const PairFactors& pairs, const Tensor& on) {
   visit_tiles(p.n, [&]<int NT>() {
     launch_persistent<TokenShared<NT>>(token_kernel<NT>, kFedThreads,
                                        token_items(p, heads_per_item), on, p, u, heads_per_item, dq,
-                                       de, dc);
+                                       de, dc, pairs);
   });
 }
 
