@@ -125,7 +125,7 @@ struct Gradient {
 
 // The factors of pairs for some heads at a time, as many as kPairBytes hold, and at least those of
 // one item.
-constexpr int64_t kPairBytes = int64_t(512) << 20;
+constexpr int64_t kPairBytes = int64_t(128) << 20;
 
 // dq, de, dc and dΔ.
 void vectors_and_memories(const StateMemoryProblem& problem, FastProblem p, const FastUpstream& u,
