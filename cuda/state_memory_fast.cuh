@@ -164,32 +164,32 @@ __device__ __forceinline__ void each_item(int64_t count, F&& f) {
   }
 }
 
-// Kernels whose readers have tokens: two groups of four warps, 64 tokens each. Item (128 tokens,
-// block of heads): f(tile, first head, memories that any of the tokens sees).
-inline constexpr int kTokenParts = 2;
-template <class F>
+// Items of kernels whose readers have tokens (64·PARTS tokens, block of heads): f(tile, first head,
+// memories that any of the tokens sees).
+template <int PARTS, class F>
 __device__ __forceinline__ void each_token_item(const FastProblem& p, int heads_per_item, F&& f) {
-  const TokenTiles<kTokenParts> tiles(p);
+  const TokenTiles<PARTS> tiles(p);
   const int blocks = p.some_heads / heads_per_item;
   each_item(tiles.count * blocks, [&](int64_t item) {
     const TokenTile tile = tiles.at(p, item / blocks);
     int all = 0;
 #pragma unroll
-    for (int part = 0; part < kTokenParts; ++part) all = max(all, tile.seen(64 * part, p.run));
+    for (int part = 0; part < PARTS; ++part) all = max(all, tile.seen(64 * part, p.run));
     f(tile, p.first_head + int(item % blocks) * heads_per_item, all);
   });
 }
-inline int64_t token_items(const FastProblem& p, int heads_per_item) {
-  const int64_t dense = ceil_div(p.tiles_per_row, kTokenParts) * p.cursor.count;
+template <int PARTS>
+int64_t token_items(const FastProblem& p, int heads_per_item) {
+  const int64_t dense = ceil_div(p.tiles_per_row, PARTS) * p.cursor.count;
   return std::max(p.tiles, dense) * (p.some_heads / heads_per_item);
 }
 // By one warp: the memories of every item, one after the other and on into the next head and item,
 // through a ring. fetch(place, memory, head).
-template <int STAGES, int READERS, class F>
+template <int PARTS, int STAGES, int READERS, class F>
 __device__ __forceinline__ void fetch_memories(const FastProblem& p, int heads_per_item,
                                                Ring<STAGES, READERS>& ring, F&& fetch) {
   RingPlace<STAGES> place;
-  each_token_item(p, heads_per_item, [&](const TokenTile& tile, int first, int all) {
+  each_token_item<PARTS>(p, heads_per_item, [&](const TokenTile& tile, int first, int all) {
     for (int head = first; head < first + heads_per_item; ++head)
       for (int i = 0; i < all; ++i, place.next()) {
         place.wait_empty(ring);

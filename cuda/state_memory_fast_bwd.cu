@@ -130,7 +130,7 @@ constexpr int64_t kPairBytes = int64_t(128) << 20;
 // dq, de, dc and dΔ.
 void vectors_and_memories(const StateMemoryProblem& problem, FastProblem p, const FastUpstream& u,
                           const Tensor& d_o, const StateMemoryGradients& grads, int64_t tokens) {
-  const int heads = heads_per_item(p, ceil_div(p.tiles, 2), d_o);
+  const int heads = heads_per_item(p, p.tiles, d_o);
   const Gradient dq(p, grads.dq, tokens, p.q_heads, p.n, heads, 1);
   const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, 1);
   const Gradient dc(p, grads.dc, tokens, p.c_heads, p.n, heads, 1);

@@ -4,7 +4,8 @@
 namespace ebb::gpu::state_memory {
 namespace {
 
-constexpr int kReaders = 4 * kTokenParts;
+constexpr int kParts = 2;  // groups of four warps, 64 tokens each
+constexpr int kReaders = 4 * kParts;
 constexpr float kLn2 = 0.6931471805599453f;
 
 template <int NT>
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(kFedThreads, 1)
   if (warp >= kReaders) {
     fetcher_registers();
     if (warp > kReaders) return;
-    fetch_memories(p, heads_per_item, s.ring, [&](int place, int64_t memory, int head) {
+    fetch_memories<kParts>(p, heads_per_item, s.ring, [&](int place, int64_t memory, int head) {
       fetch_runs<1>({{&s.memory[place], &p.record<NT>(memory, head), MemoryRecord<NT>::kStreamed}},
                     s.ring.full[place]);
     });
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(kFedThreads, 1)
   const int begin = 64 * (warp / 4);
   RingPlace<kStages> place;
   TokenRows<NT> rows;
-  each_token_item(p, heads_per_item, [&](const TokenTile& tile, int first, int all) {
+  each_token_item<kParts>(p, heads_per_item, [&](const TokenTile& tile, int first, int all) {
     const int mine = tile.seen(begin, p.run);
     rows.open(p, tile, begin + 16 * (warp & 3), l);
     for (int head = first; head < first + heads_per_item; ++head) {
@@ -226,10 +227,10 @@ void fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& 
   const FastProblem& p = view.p;
   const int64_t enough = 3 * int64_t(multiprocessors(r.device()));
   int heads = p.heads;
-  while (heads > 1 && (p.heads % heads != 0 || token_items(p, heads) < enough)) --heads;
+  while (heads > 1 && (p.heads % heads != 0 || token_items<kParts>(p, heads) < enough)) --heads;
   visit_tiles(p.n, [&]<int NT>() {
-    launch_persistent<ForwardShared<NT>>(forward_kernel<NT>, kFedThreads, token_items(p, heads), r,
-                                         p, heads,
+    launch_persistent<ForwardShared<NT>>(forward_kernel<NT>, kFedThreads,
+                                         token_items<kParts>(p, heads), r, p, heads,
                                          static_cast<const bf16_t*>(ptr<bf16>(problem.base)),
                                          ptr<bf16>(o), ptr<float>(r), ptr<float>(lse));
   });
