@@ -50,8 +50,11 @@ struct FastProblem {
   float scale = 1, eps = 0;
   bool normalize = true;
   int heads = 1, n = 0, p = 0, q_heads = 1, e_heads = 1, c_heads = 1, gate_heads = 1;
-  int run = 1;                         // tokens of a run
-  int first_head = 0, some_heads = 1;  // those that the kernels of the backward go through
+  int run = 1;  // tokens of a run
+  // What the kernels of the backward go through: these heads, and tiles [strip_begin, strip_end); a
+  // strip_end of 0: all tiles.
+  int first_head = 0, some_heads = 1;
+  int64_t strip_begin = 0, strip_end = 0;
   int64_t memories = 0;
   int64_t runs_per_row = 0;                           // dense
   const int64_t *run_before = {}, *tile_before = {};  // [sequences+1]; null: dense
@@ -118,22 +121,28 @@ struct TokenTile {
     return last < begin ? 0 : visible(last, run);
   }
 };
-// Tiles of 64·PARTS tokens, those that see most first where all sequences are equally long.
+// Tiles of 64·PARTS tokens, those that see most first where all sequences are equally long. Of a
+// strip only with PARTS 1.
 template <int PARTS>
 struct TokenTiles {
-  int64_t per_row, count;
+  int64_t per_row, last, count;
+  bool by_number;
 
   __device__ __forceinline__ explicit TokenTiles(const FastProblem& p)
       : per_row((p.tiles_per_row + PARTS - 1) / PARTS),
-        count(p.tile_before ? p.tiles : per_row * p.cursor.count) {}
+        last(p.strip_end ? p.strip_end : p.tiles),
+        by_number(p.tile_before || p.strip_end) {
+    count = by_number ? last - p.strip_begin : per_row * p.cursor.count;
+  }
   // rows is 0 where a packed sequence has no such tile.
   __device__ __forceinline__ TokenTile at(const FastProblem& p, int64_t index) const {
     TokenTile t;
     int64_t n, i;
-    if (p.tile_before) {
-      const int64_t tile = p.tiles - 1 - index;
-      n = last_not_above(p.tile_before, p.cursor.count, tile);
-      i = tile - p.tile_before[n];
+    if (by_number) {
+      const int64_t tile = last - 1 - index;
+      n = p.tile_before ? last_not_above(p.tile_before, p.cursor.count, tile)
+                        : tile / p.tiles_per_row;
+      i = tile - (p.tile_before ? p.tile_before[n] : n * p.tiles_per_row);
       t.number = tile;
       if (i % PARTS) return t;
       i /= PARTS;
@@ -181,7 +190,8 @@ __device__ __forceinline__ void each_token_item(const FastProblem& p, int heads_
 template <int PARTS>
 int64_t token_items(const FastProblem& p, int heads_per_item) {
   const int64_t dense = ceil_div(p.tiles_per_row, PARTS) * p.cursor.count;
-  return std::max(p.tiles, dense) * (p.some_heads / heads_per_item);
+  return (p.strip_end ? p.strip_end - p.strip_begin : std::max(p.tiles, dense)) *
+         (p.some_heads / heads_per_item);
 }
 // By one warp: the memories of every item, one after the other and on into the next head and item,
 // through a ring. fetch(place, memory, head).
@@ -358,16 +368,16 @@ struct FastUpstream {
   const float *lse = {}, *through = {};  // [tokens,H]; through = R·dy, so δ = gate·through
 };
 // What the gradients of the tokens' vectors leave for those of the memories: of every pair of a
-// token and a memory w gate, and dℓ' times 1/rms of q and of e. f32 [2][tiles][some heads]
-// [runs][64 tokens]; written for the memories that a token of the tile sees, zero for the tokens
-// that do not. Null: not wanted.
+// token and a memory w gate, and dℓ' times 1/rms of q and of e. f32 [2][tiles of the strip]
+// [some heads][runs][64 tokens]; written for the memories that a token of the tile sees, zero for
+// the tokens that do not. Null: not wanted.
 struct PairFactors {
   float* factors = {};
   int64_t half = 0;  // floats of either factor
   int runs = 0;      // of the longest sequence
 
   __device__ __forceinline__ float* of(const FastProblem& p, int64_t tile, int head) const {
-    return factors + (tile * p.some_heads + (head - p.first_head)) * runs * 64;
+    return factors + ((tile - p.strip_begin) * p.some_heads + (head - p.first_head)) * runs * 64;
   }
 };
 // Where the gradients of q̂, ê or c go before they are summed: f32 [tokens,of,parts,width]. A part
@@ -381,7 +391,7 @@ struct TokenParts {
 void token_gradients(const FastProblem& p, const FastUpstream& u, int heads_per_item,
                      const TokenParts& dq, const TokenParts& de, const TokenParts& dc,
                      const PairFactors& pairs, const Tensor& on);
-// dΔ, f32 or bf16 [M,H,N,P].
+// dΔ, f32 or bf16 [M,H,N,P]; of a strip's tokens added to that of the strips before, f32.
 void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
                       const PairFactors& pairs, const Tensor& d_o, const Tensor& dmemories);
 

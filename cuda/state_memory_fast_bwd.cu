@@ -82,17 +82,17 @@ unsigned blocks_for(int64_t rows, const Tensor& on) {
       std::min<int64_t>(ceil_div(rows, kWarps), int64_t(16) * multiprocessors(on.device())));
 }
 
-// As many heads per item as still leave every multiprocessor a few items, such that a block's heads
-// are whole groups of those that share a vector, or lie in one.
-int heads_per_item(const FastProblem& p, int64_t tiles, const Tensor& on) {
-  const int64_t enough = 3 * int64_t(multiprocessors(on.device()));
+// As many heads per item as still leave every multiprocessor `rounds` items of `pairs` tiles and
+// heads, such that a block's heads are whole groups of those that share a vector, or lie in one.
+int most_heads_per_item(const FastProblem& p, int64_t pairs, int rounds, const Tensor& on) {
+  const int64_t enough = int64_t(rounds) * multiprocessors(on.device());
   const auto fits = [&](int heads, int of) {
     const int group = p.heads / of;
     return group % heads == 0 || heads % group == 0;
   };
   for (int heads = p.heads; heads > 1; --heads)
     if (p.heads % heads == 0 && fits(heads, p.q_heads) && fits(heads, p.e_heads) &&
-        fits(heads, p.c_heads) && tiles * (p.heads / heads) >= enough)
+        fits(heads, p.c_heads) && pairs / heads >= enough)
       return heads;
   return 1;
 }
@@ -123,35 +123,60 @@ struct Gradient {
   }
 };
 
-// The factors of pairs for some heads at a time, as many as kPairBytes hold, and at least those of
-// one item.
+// Room for the factors of pairs, however many tokens, memories and heads there are: as many heads
+// at a time as it takes, and where it does not take those of one item, their tiles in strips. (Less
+// than a tile of a head is never tried: of 64 tokens with 2^18 memories.)
 constexpr int64_t kPairBytes = int64_t(128) << 20;
+
+struct PairSlices {
+  int heads_per_item, heads;
+  int64_t tiles;  // 0: all
+  PairFactors pairs;
+
+  PairSlices(const StateMemoryProblem& problem, const FastProblem& p, bool wanted,
+             const Tensor& on) {
+    heads_per_item = most_heads_per_item(p, p.tiles * p.heads, 3, on);
+    heads = p.heads, tiles = 0;
+    if (!wanted) return;
+    const int64_t longest =
+        problem.layout.is_packed() ? problem.layout.max_length() : problem.time();
+    pairs.runs = int(ceil_div(longest, problem.memory_chunk));
+    const int64_t room = std::max<int64_t>(1, kPairBytes / (int64_t(512) * pairs.runs));
+    if (p.tiles * heads_per_item > room) heads_per_item = most_heads_per_item(p, room, 1, on);
+    if (p.tiles * heads_per_item > room)
+      heads = heads_per_item, tiles = std::max<int64_t>(1, room / heads);
+    else
+      while (heads > heads_per_item && (heads % heads_per_item || p.tiles * heads > room)) --heads;
+    pairs.half = (tiles ? tiles : p.tiles) * heads * pairs.runs * 64;
+  }
+};
 
 // dq, de, dc and dΔ.
 void vectors_and_memories(const StateMemoryProblem& problem, FastProblem p, const FastUpstream& u,
                           const Tensor& d_o, const StateMemoryGradients& grads, int64_t tokens) {
-  const int heads = heads_per_item(p, p.tiles, d_o);
+  PairSlices slices(problem, p, bool(grads.dmemories), d_o);
+  const int heads = slices.heads_per_item;
   const Gradient dq(p, grads.dq, tokens, p.q_heads, p.n, heads, 1);
   const Gradient de(p, grads.de, tokens, p.e_heads, p.p, heads, 1);
   const Gradient dc(p, grads.dc, tokens, p.c_heads, p.n, heads, 1);
-  PairFactors pairs;
-  Tensor space;
-  int at_once = p.heads;
-  if (grads.dmemories) {
-    const int64_t longest =
-        problem.layout.is_packed() ? problem.layout.max_length() : problem.time();
-    pairs.runs = int(ceil_div(longest, problem.memory_chunk));
-    const int64_t per_head = p.tiles * pairs.runs * 64;  // of either factor
-    while (at_once > heads && (at_once % heads || 8 * per_head * at_once > kPairBytes)) --at_once;
-    pairs.half = per_head * at_once;
-    space = Tensor::empty({2 * pairs.half}, DType::f32, d_o.device());
-    pairs.factors = ptr<float>(space);
+  Tensor space, dmemories = grads.dmemories;
+  if (dmemories) {
+    space = Tensor::empty({2 * slices.pairs.half}, DType::f32, d_o.device());
+    slices.pairs.factors = ptr<float>(space);
+    if (slices.tiles && dmemories.dtype() != DType::f32)
+      dmemories = Tensor::empty(dmemories.shape(), DType::f32, dmemories.device());
   }
-  for (; p.first_head < p.heads; p.first_head += at_once) {
-    p.some_heads = std::min(at_once, p.heads - p.first_head);
-    token_gradients(p, u, heads, dq.parts, de.parts, dc.parts, pairs, d_o);
-    if (grads.dmemories) memory_gradients(problem, p, pairs, d_o, grads.dmemories);
+  for (; p.first_head < p.heads; p.first_head += slices.heads) {
+    p.some_heads = std::min(slices.heads, p.heads - p.first_head);
+    p.strip_begin = 0;
+    do {
+      p.strip_end = slices.tiles ? std::min(p.strip_begin + slices.tiles, p.tiles) : 0;
+      token_gradients(p, u, heads, dq.parts, de.parts, dc.parts, slices.pairs, d_o);
+      if (dmemories) memory_gradients(problem, p, slices.pairs, d_o, dmemories);
+      p.strip_begin = p.strip_end;
+    } while (p.strip_begin > 0 && p.strip_begin < p.tiles);
   }
+  if (grads.dmemories && dmemories.raw() != grads.dmemories.raw()) grads.dmemories.copy_(dmemories);
   dq.finish(p, p.normalize ? p.q : nullptr, grads.dq);
   de.finish(p, p.normalize ? p.e : nullptr, grads.de);
   dc.finish(p, nullptr, grads.dc);

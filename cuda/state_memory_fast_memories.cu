@@ -40,7 +40,8 @@ struct MemoryItem {
   int head = 0, index = 0, count = 0;  // first memory in its sequence; how many there are
   int64_t memory = 0;                  // that one among all
   int64_t begin = 0, tile = 0;         // first token, first tile of the sequence
-  int length = 0, tiles_begin = 0, tiles_end = 0;
+  int length = 0, tiles_begin = 0, tiles_end = 0;  // of the strip
+  bool adds = false;                               // to what strips before have written
 
   // Of its memories, those that a token of the i-th tile sees.
   __device__ __forceinline__ int seen(int i, int run) const {
@@ -71,6 +72,17 @@ __device__ __forceinline__ MemoryItem memory_item(const FastProblem& p, const in
   const int64_t first = (int64_t(x.index) + 1) * p.run;  // the first token that sees one
   x.tiles_end = (x.length + 63) / 64;
   x.tiles_begin = first >= x.length ? x.tiles_end : int(first / 64);
+  if (p.strip_end) {
+    const int64_t before = p.strip_begin - x.tile, after = p.strip_end - x.tile;
+    // Memories that nobody sees are written with the first strip.
+    if (x.tiles_begin == x.tiles_end && p.strip_begin > 0) x.count = 0;
+    if (x.tiles_begin < x.tiles_end) {
+      x.adds = x.tiles_begin < before;
+      x.tiles_begin = int(max(int64_t(x.tiles_begin), before));
+      x.tiles_end = int(min(int64_t(x.tiles_end), after));
+      if (x.tiles_begin >= x.tiles_end) x.count = 0;
+    }
+  }
   return x;
 }
 
@@ -278,7 +290,7 @@ struct MemoryGradients {
   // mean(X∘Δ̂) by warps, in order then; 2 what is written.
   template <class T>
   __device__ __forceinline__ void close(const FastProblem& p, const MemoryRecord<NT>& m, int j,
-                                        Shared& s, T* to, const Lane& l) const {
+                                        bool adds, Shared& s, T* to, const Lane& l) const {
     float(&parts)[NT][4][64] = s.parts[group][j & 1];
     float2 key[2][2];
 #pragma unroll
@@ -321,9 +333,11 @@ struct MemoryGradients {
                                       (by_warp[2][row % 64] + by_warp[3][row % 64]));
 #pragma unroll
           for (int r = 0; r < 2; ++r)
-            if (column + 8 * r < p.p)
-              to[row * p.p + column + 8 * r] =
-                  from_float<T>(d[r][b] - m.rho[row] * (k[r][b] * mean));
+            if (column + 8 * r < p.p) {
+              T& at = to[row * p.p + column + 8 * r];
+              const float sum = d[r][b] - m.rho[row] * (k[r][b] * mean);
+              at = from_float<T>(adds ? to_float(at) + sum : sum);
+            }
         }
       }
     }
@@ -390,8 +404,8 @@ __global__ void __launch_bounds__(kFedThreads, 1)
       if (j >= item.count) break;
       place.wait_full(s.ring);
       if ((j & 1) == work.group)
-        work.close(p, reinterpret_cast<const MemoryRecord<NT>&>(s.stage[place.at]), j / 2, s,
-                   out + ((item.memory + j) * p.heads + item.head) * p.n * p.p, l);
+        work.close(p, reinterpret_cast<const MemoryRecord<NT>&>(s.stage[place.at]), j / 2,
+                   item.adds, s, out + ((item.memory + j) * p.heads + item.head) * p.n * p.p, l);
       place.release(s.ring);
       place.next();
     }
