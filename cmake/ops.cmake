@@ -52,7 +52,8 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/gated_linear_attention_bwd.cu cuda/gated_linear_attention_fwd.cu
   cuda/gated_linear_attention_step.cu cuda/linear_attention_channel.cu
   cuda/linear_attention_fast_bwd.cu cuda/linear_attention_fast_fwd.cu
-  cuda/linear_attention_gradients.cu cuda/linear_attention_reverse.cu)
+  cuda/linear_attention_gradients.cu cuda/linear_attention_reverse.cu
+  cuda/linear_attention_runs.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES
   ops/state_memory_attention_cpu.cpp ops/state_memory_attention_cpu_bwd.cpp
   ops/state_memory_cache.cpp)

@@ -434,8 +434,8 @@ void gated_linear_attention_bwd(const LinearAttentionProblem& given,
                                 const Tensor& dht, const Tensor& upstream,
                                 const LinearAttentionGradients& wanted) {
   using namespace linear_attention;
+  if (saved.gates) return fast_attention_bwd(given, saved, d_o, dht, upstream, wanted);
   const Tensor dcontributions = upstream ? upstream.to(given.v.dtype()) : Tensor();
-  if (saved.gates) return fast_attention_bwd(given, saved, d_o, dht, dcontributions, wanted);
   const LinearAttentionProblem problem = with_gates(given);
   LinearAttentionGradients grads = wanted;
   const bool steps = wanted.ddt || wanted.dA || wanted.dbias;

@@ -1,8 +1,8 @@
 // The tensor-core kernels of gated linear attention in bf16, for chunks of 64 tokens, K <= 128,
-// both head sizes multiples of 8, and runs that are multiples of 64: linear_attention_fast_fwd.cu
-// (gates, the scan with the read-out), linear_attention_reverse.cu (the scans that only carry the
-// state), linear_attention_gradients.cu (every chunk), linear_attention_fast_bwd.cu (backward as a
-// whole).
+// both head sizes multiples of 8, and runs that are multiples of 64 or shorter:
+// linear_attention_fast_fwd.cu (gates, the scan with the read-out), linear_attention_reverse.cu
+// (the scans that only carry the state), linear_attention_gradients.cu (every chunk),
+// linear_attention_runs.cu (short runs), linear_attention_fast_bwd.cu (backward as a whole).
 // States lie transposed, [chunks,H,V,K], as in cuda/delta_fast.cuh, whose gates (beta: the weights)
 // and fragments these are.
 #pragma once
@@ -107,6 +107,13 @@ __device__ __forceinline__ float2 pair(const float* s, int t) {
 
 // Whether these kernels take the problem; forward and backward agree.
 bool fast_attention(const LinearAttentionProblem& p);
+// Runs that are not made of whole chunks: kernels of their own see to them, and the others to the
+// problem without them.
+inline bool has_short_runs(const LinearAttentionProblem& p) { return p.memory_chunk % kChunk != 0; }
+inline LinearAttentionProblem without_short_runs(LinearAttentionProblem p) {
+  if (has_short_runs(p)) p.memory_chunk = 0;
+  return p;
+}
 FastAttention make_fast_attention(const LinearAttentionProblem& p, const Cut& cut,
                                   const LinearAttentionSaved& saved, const Tensor& run_before);
 LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& p, const Tensor& o,

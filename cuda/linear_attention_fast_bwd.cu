@@ -1,6 +1,7 @@
 // Gated linear attention in bf16 on tensor cores, the backward pass as a whole: the reverse scan
 // (linear_attention_reverse.cu), then the gradients of every chunk (linear_attention_gradients.cu).
 #include "cuda/linear_attention_gradient.cuh"
+#include "cuda/linear_attention_runs.cuh"
 #include "cuda/ordered_sum.cuh"
 
 namespace ebb::gpu::linear_attention {
@@ -76,13 +77,17 @@ int parts_of_heads(int64_t items, int64_t heads_per_group, int64_t processors) {
 
 }  // namespace
 
-void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAttentionSaved& saved,
+void fast_attention_bwd(const LinearAttentionProblem& given, const LinearAttentionSaved& saved,
                         const Tensor& given_o, const Tensor& dht, const Tensor& given_contributions,
                         const LinearAttentionGradients& grads) {
+  const LinearAttentionProblem problem = without_short_runs(given);
   const auto aligned = [](const Tensor& t) {  // as copies and tensor maps want them
     return t && reinterpret_cast<uintptr_t>(t.raw()) % 16 != 0 ? t.clone() : t;
   };
-  const Tensor d_o = aligned(given_o), dcontributions = aligned(given_contributions);
+  const bool whole = given_contributions && !has_short_runs(given);
+  const Tensor of_short = whole ? Tensor() : aligned(given_contributions);
+  const Tensor d_o = aligned(given_o);
+  const Tensor dcontributions = whole ? aligned(given_contributions.to(DType::bf16)) : Tensor();
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups(), k = problem.key_dim();
   const int64_t v = problem.value_dim(), tokens = problem.batch() * problem.time();
@@ -96,7 +101,8 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
   const Tensor dq_terms = terms(grads.dq), dk_terms = terms(grads.dk);
   Tensor head_sums;
   if (grads.dskip || grads.dbias || grads.dA) {
-    const Shape shape{cut.chunks, 3, h};  // empty chunks leave zeros
+    const int64_t more = of_short ? run_items(given) : 0;
+    const Shape shape{cut.chunks + more, 3, h};  // empty chunks leave zeros
     head_sums = cut.pieces > 1 ? Tensor::zeros(shape, DType::f32, device)
                                : Tensor::empty(shape, DType::f32, device);
   }
@@ -132,8 +138,19 @@ void fast_attention_bwd(const LinearAttentionProblem& problem, const LinearAtten
   if (p.chunks > 0) chunk_gradients(p, device, stream);
   sum_groups(dq_terms, grads.dq, parts);
   sum_groups(dk_terms, grads.dk, parts);
+  if (of_short)
+    add_run_gradients(given, saved,
+                      {.upstream = of_short.raw(),
+                       .wide = of_short.dtype() == DType::f32,
+                       .dk = ptr<bf16>(grads.dk),
+                       .dv = p.dv,
+                       .dg = p.dg,
+                       .dweight = p.dweight,
+                       .ddt = p.ddt,
+                       .head_sums = head_sums ? p.head_sums + 3 * cut.chunks * h : nullptr},
+                      stream);
   if (head_sums)
-    ordered_sum(ptr<float>(head_sums), cut.chunks, 3 * h, stream,
+    ordered_sum(ptr<float>(head_sums), head_sums.size(0), 3 * h, stream,
                 PutHeadSums{ptr<float>(grads.dskip), ptr<float>(grads.dbias), ptr<float>(grads.dA),
                             problem.gate.log_A ? ptr<float>(problem.gate.A) : nullptr, h});
 }

@@ -1,6 +1,7 @@
 // Gated linear attention in bf16 on tensor cores, forward: one scan with the gates and the read-out
 // (cuda/linear_attention_fast.cuh).
 #include "cuda/linear_attention_carry.cuh"
+#include "cuda/linear_attention_runs.cuh"
 #include "ops/rows.h"
 
 namespace ebb::gpu::linear_attention {
@@ -175,9 +176,9 @@ bool fast_attention(const LinearAttentionProblem& p) {
     return rows_aligned(r, 8);
   };
   return p.v.dtype() == DType::bf16 && shared_fits(p.v.device()) && p.chunk >= kChunk &&
-         p.memory_chunk % kChunk == 0 && p.key_dim() <= 128 && p.key_dim() % 8 == 0 &&
-         p.value_dim() % 8 == 0 && aligned(p.q) && aligned(p.k) && aligned(p.v) &&
-         p.batch() * p.time() < (int64_t(1) << 31);  // rows of a tensor map
+         (p.memory_chunk < kChunk || p.memory_chunk % kChunk == 0) && p.key_dim() <= 128 &&
+         p.key_dim() % 8 == 0 && p.value_dim() % 8 == 0 && aligned(p.q) && aligned(p.k) &&
+         aligned(p.v) && p.batch() * p.time() < (int64_t(1) << 31);  // rows of a tensor map
 }
 
 FastAttention make_fast_attention(const LinearAttentionProblem& problem, const Cut& cut,
@@ -188,8 +189,9 @@ FastAttention make_fast_attention(const LinearAttentionProblem& problem, const C
   return p;
 }
 
-LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, const Tensor& o,
+LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& given, const Tensor& o,
                                         const Tensor& ht, const Tensor& contributions) {
+  const LinearAttentionProblem problem = without_short_runs(given);
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups();
   const int64_t k = problem.key_dim(), v = problem.value_dim();
@@ -221,7 +223,10 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& problem, c
                                    p, segments, sources, state_target(p, p.states, device),
                                    ptr<bf16>(o), ptr<float>(ht));
   });
-  if (contributions) write_contributions(p, segments, written, contributions, stream);
+  if (contributions && !has_short_runs(given))
+    write_contributions(p, segments, written, contributions, stream);
+  else if (contributions)
+    write_short_runs(given, saved, contributions, stream);
   return saved;
 }
 

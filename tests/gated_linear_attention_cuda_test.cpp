@@ -96,9 +96,26 @@ TEST_F(LinearAttentionCuda, KeysOfEveryHead) {
   }
 }
 
+// Runs that are shorter than a chunk, several or one in a block; ragged and packed too.
+TEST_F(LinearAttentionCuda, ShortRuns) {
+  for (const auto [memory, k, v] :
+       {std::array{16, 16, 64}, {32, 64, 64}, {48, 128, 200}, {5, 72, 24}, {24, 128, 64}}) {
+    const std::string what = std::to_string(memory);
+    const GlaInputs in =
+        gla_inputs({.batch = 3, .time = 500, .groups = 2, .heads = 4, .key_dim = k, .value_dim = v},
+                   46, {}, memory);
+    expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2, what);
+    const GlaInputs packed =
+        gla_inputs({.batch = 2, .time = 300, .groups = 1, .heads = 2, .key_dim = k, .value_dim = v},
+                   47, {0, 0, 1, 90, 90, 410, 600}, memory);
+    expect_parity(run(packed, DType::bf16, gpu_), exact(packed, DType::bf16), 8e-3, 1.5e-2,
+                  what + " packed");
+  }
+}
+
 // By the fused scan and, where the runs are not whole chunks of it, the general one.
 TEST_F(LinearAttentionCuda, WideContributions) {
-  for (const int64_t memory : {128, 48}) {
+  for (const int64_t memory : {128, 48, 100}) {
     GlaInputs in = gla_inputs(
         {.batch = 2, .time = 300, .groups = 1, .heads = 3, .key_dim = 128, .value_dim = 64}, 3, {},
         memory);
@@ -111,7 +128,7 @@ TEST_F(LinearAttentionCuda, WideContributions) {
 }
 
 TEST_F(LinearAttentionCuda, RunsAreBitwiseEqual) {
-  for (const int64_t memory : {0, 128}) {
+  for (const int64_t memory : {0, 128, 16}) {
     const GlaInputs in = gla_inputs(
         {.batch = 2, .time = 500, .groups = 1, .heads = 16, .key_dim = 128, .value_dim = 64}, 3, {},
         memory);

@@ -166,7 +166,7 @@ BenchCase dplr_step_case(DType t, DplrSize s) {
           .backward = false};
 }
 
-// Steps of about 0.05, A_log as a model draws it.
+// Steps of about 0.05, A_log as a model draws it; contributions in f32, as DART trains with them.
 BenchCase ssd_case(DType t, LinearAttentionSize s, int64_t memory = 0) {
   const Shape keys{s.batch, s.time, s.groups, s.key_dim};
   const Shape heads{s.heads};
@@ -179,12 +179,22 @@ BenchCase ssd_case(DType t, LinearAttentionSize s, int64_t memory = 0) {
                      {.shape = heads, .role = Role::parameter, .std = 0.1}},
           .run =
               [memory](Inputs in) {
-                const SsdOutput r =
-                    ssd(in[0], in[1], in[2], in[3], in[4], {},
-                        {.D = in[5], .dt_bias = in[6], .log_A = true, .memory_chunk = memory});
+                const SsdOutput r = ssd(in[0], in[1], in[2], in[3], in[4], {},
+                                        {.D = in[5],
+                                         .dt_bias = in[6],
+                                         .log_A = true,
+                                         .memory_chunk = memory,
+                                         .wide_contributions = true});
                 return memory ? std::vector{r.y, r.contributions} : std::vector{r.y};
               },
-          .cost = [=](Pass p) { return ssd_cost(p, s, t); }};
+          .cost =
+              [=](Pass p) {
+                Cost c = ssd_cost(p, s, t);
+                if (memory)  // written, or their gradient read
+                  c.bytes += double(s.batch * ((s.time + memory - 1) / memory) * s.heads) *
+                             double(s.key_dim * s.value_dim) * double(item_size(DType::f32));
+                return c;
+              }};
 }
 
 BenchCase ssd_step_case(DType t, LinearAttentionSize s) {
@@ -232,6 +242,10 @@ BenchCase state_memory_case(DType t, StateMemorySize s) {
 
 LinearAttentionSize mamba2_size(int64_t batch, int64_t time, int64_t heads) {
   return {.batch = batch, .time = time, .heads = heads, .key_dim = 128, .value_dim = 64};
+}
+// As the grid of associative recall trains them: width 64.
+LinearAttentionSize recall_size(int64_t state) {
+  return {.batch = 128, .time = 256, .heads = 2, .key_dim = state, .value_dim = 64};
 }
 
 }  // namespace
@@ -291,6 +305,16 @@ std::vector<BenchRow> recurrence_bench_rows() {
        [](DType t) { return ssd_case(t, mamba2_size(2, 8192, 64)); }, Where::cuda},
       {"ssd", "B8 T4096 H16 P64 N128 S256",
        [](DType t) { return ssd_case(t, mamba2_size(8, 4096, 16), 256); }, Where::cuda},
+      {"ssd", "B8 T4096 H16 P64 N128 S64",
+       [](DType t) { return ssd_case(t, mamba2_size(8, 4096, 16), 64); }, Where::cuda},
+      {"ssd", "B8 T4096 H16 P64 N128 S32",
+       [](DType t) { return ssd_case(t, mamba2_size(8, 4096, 16), 32); }, Where::cuda},
+      {"ssd", "B128 T256 H2 P64 N16", [](DType t) { return ssd_case(t, recall_size(16)); },
+       Where::cuda},
+      {"ssd", "B128 T256 H2 P64 N16 S16", [](DType t) { return ssd_case(t, recall_size(16), 16); },
+       Where::cuda},
+      {"ssd", "B128 T256 H2 P64 N64 S16", [](DType t) { return ssd_case(t, recall_size(64), 16); },
+       Where::cuda},
       {"ssd_step", "B64 H16 P64 N128",
        [](DType t) { return ssd_step_case(t, mamba2_size(64, 1, 16)); }, Where::cuda},
       {"ssd_step", "B256 H16 P64 N128",
