@@ -18,7 +18,7 @@ struct Step {
   float scale;
   int heads, value_heads, key_dim, value_dim;
   bool by_channel;
-  int64_t batch;
+  int64_t first;  // sequence of the grid's first head
 };
 
 // What a row of the state needs; lane i holds it for row y+8i of its warp.
@@ -26,13 +26,11 @@ struct RowFactors {
   float alpha = 0, erase = 0, k = 0, q = 0;  // e^g; b∘k∘e^g
 
   template <class T>
-  __device__ __forceinline__ RowFactors(const Step<T>& p, int64_t head, int r, float beta) {
+  __device__ __forceinline__ RowFactors(const Step<T>& p, const StepPlace& at, int r, float beta) {
     if (r >= p.key_dim) return;
-    const int64_t key =
-        (head / p.value_heads * p.heads + head % p.value_heads / (p.value_heads / p.heads)) *
-        p.key_dim;
-    const int64_t gate = head * p.key_dim + r;
-    const float g = p.g[p.by_channel ? gate : head];
+    const int64_t key = (at.batch * p.heads + at.hv / (p.value_heads / p.heads)) * p.key_dim;
+    const int64_t gate = at.head * p.key_dim + r;
+    const float g = p.g[p.by_channel ? gate : at.head];
     k = to_float(p.k[key + r]), q = to_float(p.q[key + r]);
     if (g > 0.f) *p.positive_decay = 1;
     alpha = expf(g);
@@ -40,20 +38,19 @@ struct RowFactors {
   }
 };
 
-// Item (batch, value head, 32·V columns), block (32,8): warp y holds rows y, y+8, ... of the state
-// in registers, ROWS of them, a lane V columns. 1 read S. 2 u = w∘v − Sᵀ(b∘k∘α). 3 S = α∘S + k uᵀ,
+// Block (32,8) of a value head and 32·V columns: warp y holds rows y, y+8, ... of the state in
+// registers, ROWS of them, a lane V columns. 1 read S. 2 u = w∘v − Sᵀ(b∘k∘α). 3 S = α∘S + k uᵀ,
 // written; o = scale Sᵀq.
 template <class T, int ROWS, int V>
-__global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1) step_kernel(Step<T> p) {
+__global__ void __launch_bounds__(kLanes* kGroups, kStepBlocks<ROWS>) step_kernel(Step<T> p) {
   __shared__ __align__(16) float s_read[kGroups][kLanes][V], s_out[kGroups][kLanes][V];
-  constexpr int kColumns = kLanes * V;
-  const int64_t tiles = (p.value_dim + kColumns - 1) / kColumns;
+  wait_for_earlier_kernels();
+  const StepPlace at(p);
   const int first = int(threadIdx.y);
-  for (int64_t item = blockIdx.x; item < p.batch * p.value_heads * tiles; item += gridDim.x) {
-    const int64_t head = item / tiles;  // of all sequences
-    const int column = int(item % tiles) * kColumns + V * int(threadIdx.x);
+  for (unsigned tile = blockIdx.y; tile * (kLanes * V) < unsigned(p.value_dim); tile += gridDim.y) {
+    const int column = int(tile * (kLanes * V) + V * threadIdx.x);
     const bool inside = column < p.value_dim;
-    float* state = p.state + (head * p.key_dim + first) * p.value_dim + column;
+    float* state = p.state + (at.head * p.key_dim + first) * p.value_dim + column;
     const int64_t step = int64_t(kGroups) * p.value_dim;
     Pack<float, V> r_s[ROWS];  // 1
 #pragma unroll
@@ -61,9 +58,9 @@ __global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1) step_kerne
       r_s[i] = {};
       if (inside && first + kGroups * i < p.key_dim) r_s[i] = load_raw<float, V>(state + step * i);
     }
-    const float beta = p.beta ? p.beta[head] : 0.f;
-    const RowFactors row(p, head, first + kGroups * int(threadIdx.x), beta);
-    const int64_t value = head * p.value_dim + column;
+    const float beta = p.beta ? p.beta[at.head] : 0.f;
+    const RowFactors row(p, at, first + kGroups * int(threadIdx.x), beta);
+    const int64_t value = at.head * p.value_dim + column;
     float v[V] = {};  // w∘v
     if (inside) {
       load_pack(v, p.v + value);
@@ -102,13 +99,10 @@ __global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1) step_kerne
 }
 
 template <class T, int V>
-void launch(const Step<T>& p, cudaStream_t stream) {
-  visit_step_rows(p.key_dim, [&]<int ROWS>() {
-    step_kernel<T, ROWS, V>
-        <<<step_grid(p.batch * p.value_heads, p.value_dim, V), dim3(kLanes, kGroups), 0, stream>>>(
-            p);
+void launch(const Step<T>& p, int64_t batch, cudaStream_t stream) {
+  visit_step<V>(p, batch, [&]<int ROWS>(const Step<T>& part, dim3 grid) {
+    launch_dependent<step_kernel<T, ROWS, V>>(grid, dim3(kLanes, kGroups), 0, stream, part);
   });
-  check_launch();
 }
 
 // Whether every input is finished and dense.
@@ -138,9 +132,9 @@ void delta_rule_step(const DeltaRuleStep& from, const Tensor& state, const Tenso
     const Step<device_t<T>> p = make_step<T>(from, state, o);
     // Four columns a thread where rows of V and their addresses allow.
     if (delta::in_quads<T>(p) && delta::aligned(p.write, 16))
-      launch<device_t<T>, 4>(p, stream_of(o));
+      launch<device_t<T>, 4>(p, state.size(0), stream_of(o));
     else
-      launch<device_t<T>, 1>(p, stream_of(o));
+      launch<device_t<T>, 1>(p, state.size(0), stream_of(o));
   });
 }
 

@@ -20,7 +20,7 @@ struct LogitStep {
   float scale, beta_scale, lower_bound;
   int heads, value_heads, key_dim, value_dim;
   bool by_channel, normalize, sigmoid;
-  int64_t batch;
+  int64_t first;  // sequence of the grid's first head
 
   // Of channel r of a value head.
   __device__ __forceinline__ float log_decay_of(int64_t b, int hv, int r) const {
@@ -72,19 +72,17 @@ struct LogitFactors {
   }
 };
 
+// A block's columns.
 template <int V>
-struct Item {
-  int64_t head, batch;  // of all sequences; its sequence
-  int hv, column;
+struct Item : StepPlace {
+  int column;
   bool inside;
 
   template <class T>
-  __device__ __forceinline__ Item(const LogitStep<T>& p, int64_t item) {
-    const int64_t tiles = (p.value_dim + kLanes * V - 1) / (kLanes * V);
-    head = item / tiles, batch = head / p.value_heads, hv = int(head % p.value_heads);
-    column = int(item % tiles) * kLanes * V + V * int(threadIdx.x);
-    inside = column < p.value_dim;
-  }
+  __device__ __forceinline__ Item(const LogitStep<T>& p, unsigned tile)
+      : StepPlace(p),
+        column(int(tile * (kLanes * V) + V * threadIdx.x)),
+        inside(column < p.value_dim) {}
   template <class T>
   __device__ __forceinline__ float* state(const LogitStep<T>& p) const {
     return p.state + (head * p.key_dim + int(threadIdx.y)) * p.value_dim + column;
@@ -92,10 +90,6 @@ struct Item {
   template <class T>
   __device__ __forceinline__ bool holds(const LogitStep<T>& p, int i) const {
     return inside && int(threadIdx.y) + kGroups * i < p.key_dim;
-  }
-  template <class T>
-  __device__ __forceinline__ static int64_t count(const LogitStep<T>& p) {
-    return p.batch * p.value_heads * ((p.value_dim + kLanes * V - 1) / (kLanes * V));
   }
 };
 
@@ -147,15 +141,16 @@ __device__ __forceinline__ void advance(const LogitStep<T>& p, const Item<V>& at
   if (at.inside && threadIdx.y == 0) store_pack(p.o + at.head * p.value_dim + at.column, out);
 }
 
-// Item (batch, value head, 32·V columns), block (32,8): warp y holds rows y, y+8, ... of the state
-// in registers, ROWS of them, a lane V columns. 1 read S. 2 u = w∘v − Sᵀ(b∘k∘α). 3 S = α∘S + k uᵀ,
+// Block (32,8) of a value head and 32·V columns: warp y holds rows y, y+8, ... of the state in
+// registers, ROWS of them, a lane V columns. 1 read S. 2 u = w∘v − Sᵀ(b∘k∘α). 3 S = α∘S + k uᵀ,
 // written; o = scale Sᵀq.
 template <class T, int ROWS, int V>
-__global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1)
+__global__ void __launch_bounds__(kLanes* kGroups, kStepBlocks<ROWS>)
     logit_step_kernel(LogitStep<T> p) {
   __shared__ StepShared<V> s;
-  for (int64_t item = blockIdx.x; item < Item<V>::count(p); item += gridDim.x) {
-    const Item<V> at(p, item);
+  wait_for_earlier_kernels();
+  for (unsigned tile = blockIdx.y; tile * (kLanes * V) < unsigned(p.value_dim); tile += gridDim.y) {
+    const Item<V> at(p, tile);
     const float* state = at.state(p);
     Pack<float, V> r_s[ROWS];  // 1
 #pragma unroll
@@ -168,13 +163,10 @@ __global__ void __launch_bounds__(kLanes* kGroups, ROWS == 8 ? 4 : 1)
 }
 
 template <class T, int V>
-void launch(const LogitStep<T>& p, cudaStream_t stream) {
-  visit_step_rows(p.key_dim, [&]<int ROWS>() {
-    logit_step_kernel<T, ROWS, V>
-        <<<step_grid(p.batch * p.value_heads, p.value_dim, V), dim3(kLanes, kGroups), 0, stream>>>(
-            p);
+void launch(const LogitStep<T>& p, int64_t batch, cudaStream_t stream) {
+  visit_step<V>(p, batch, [&]<int ROWS>(const LogitStep<T>& part, dim3 grid) {
+    launch_dependent<logit_step_kernel<T, ROWS, V>>(grid, dim3(kLanes, kGroups), 0, stream, part);
   });
-  check_launch();
 }
 
 template <class T>
@@ -201,9 +193,9 @@ void logit_step(const DeltaRuleStep& from, const Tensor& state, const Tensor& o)
   visit_compute(o.dtype(), [&]<class T>() {
     const LogitStep<device_t<T>> p = make_step<T>(from, state, o);
     if (in_quads<T>(p) && p.v_step % 4 == 0)
-      launch<device_t<T>, 4>(p, stream_of(o));
+      launch<device_t<T>, 4>(p, state.size(0), stream_of(o));
     else
-      launch<device_t<T>, 1>(p, stream_of(o));
+      launch<device_t<T>, 1>(p, state.size(0), stream_of(o));
   });
 }
 
