@@ -9,13 +9,22 @@
 
 namespace ebb::gpu::delta {
 
-inline constexpr int kLanes = 32, kGroups = 8;  // columns or quads of columns; row groups that
-                                                // share them
+inline constexpr int kGroups = 8;  // of rows; the threads of a column
+// Columns or quads of columns of a block, by the rows of the state that a thread holds. Narrow
+// blocks even out what the multiprocessors do; 64 sequences of 6 heads are one wave on an H200.
+template <int ROWS>
+inline constexpr int kLanes = ROWS <= 16 ? 16 : 32;
+template <int ROWS>
+inline constexpr int kStepThreads = kLanes<ROWS>* kGroups;
+template <int ROWS>
+inline constexpr int kStepBlocks = ROWS == 8    ? 6
+                                   : ROWS == 16 ? 4
+                                                : 1;  // per multiprocessor
 
 // Sums over the kGroups threads of a column, in order; the same values in each. s is free again
 // after the block's next barrier.
-template <int V>
-__device__ __forceinline__ void sum_columns(float (&x)[V], float (*s)[kLanes][V]) {
+template <int LANES, int V>
+__device__ __forceinline__ void sum_columns(float (&x)[V], float (*s)[LANES][V]) {
 #pragma unroll
   for (int e = 0; e < V; ++e) s[threadIdx.y][threadIdx.x][e] = x[e];
   __syncthreads();
@@ -26,42 +35,124 @@ __device__ __forceinline__ void sum_columns(float (&x)[V], float (*s)[kLanes][V]
 #pragma unroll
     for (int e = 0; e < V; ++e) x[e] += s[y][threadIdx.x][e];
 }
-__device__ __forceinline__ float of_row(float x, int i) { return __shfl_sync(0xffffffffu, x, i); }
+// Of the i-th row of this thread, which thread i of its group holds.
+template <int LANES>
+__device__ __forceinline__ float of_row(float x, int i) {
+  return __shfl_sync(0xffffffffu, x, i, LANES);
+}
 
-// Where a block stands. Grid (value heads of some sequences, tiles of columns).
+// Where a thread stands in the state. Blocks: value heads of some sequences, for each 2^tile_bits
+// tiles of columns, some of which may lie outside.
+template <int ROWS, int V>
 struct StepPlace {
-  int64_t batch, head;  // its sequence; its value head, of all sequences
-  int hv;
+  unsigned local;  // value head of the grid
+  int64_t head;    // of all sequences
+  int column;
+  bool inside;
 
   template <class P>
-  __device__ __forceinline__ explicit StepPlace(const P& p)
-      : batch(p.first + blockIdx.x / unsigned(p.value_heads)),
-        head(p.first * p.value_heads + blockIdx.x),
-        hv(int(blockIdx.x % unsigned(p.value_heads))) {}
+  __device__ __forceinline__ explicit StepPlace(const P& p) {
+    local = blockIdx.x >> p.tile_bits;
+    head = p.first * p.value_heads + local;
+    const unsigned tile = blockIdx.x - (local << p.tile_bits);
+    const int64_t c = int64_t(tile) * (kLanes<ROWS> * V) + V * threadIdx.x;
+    inside = c < p.value_dim;
+    column = int(c);
+  }
+};
+// And in the inputs: apart, since divisions are best done while the state is on its way.
+struct StepHead {
+  int64_t batch;     // its sequence
+  int hv, key_head;  // its value head and its head of q and k, of its sequence
+
+  template <class P>
+  __device__ __forceinline__ StepHead(const P& p, unsigned local) {
+    batch = p.first + local / unsigned(p.value_heads);
+    hv = int(local % unsigned(p.value_heads));
+    key_head = int(unsigned(hv) / unsigned(p.group));
+  }
 };
 
-// Blocks per multiprocessor. With 64 rows three are enough to keep the memory busy, and 64
-// sequences of 6 heads are one wave on an H200.
-template <int ROWS>
-inline constexpr int kStepBlocks = ROWS == 8    ? 3
-                                   : ROWS == 16 ? 2
-                                                : 1;
+// What a row of the state needs; thread i of group y holds it for row y+8i.
+struct RowFactors {
+  float alpha = 0, erase = 0, k = 0, q = 0;  // e^g; b∘k∘e^g
+};
 
-// launch.operator()<ROWS>(p, grid) by the rows of the state that a thread holds; once, unless the
-// heads are more than a grid takes.
-template <int V, class P, class F>
-void visit_step(P p, int64_t batch, F&& launch) {
-  const int64_t most = std::max<int64_t>(1, ((int64_t(1) << 31) - 1) / p.value_heads);
-  const int64_t tiles = std::min<int64_t>(ceil_div(p.value_dim, kLanes * V), 65535);
-  for (p.first = 0; p.first < batch; p.first += most) {
-    const dim3 grid(unsigned(std::min(batch - p.first, most) * p.value_heads), unsigned(tiles));
-    if (p.key_dim <= 64)
-      launch.template operator()<8>(p, grid);
-    else if (p.key_dim <= 128)
-      launch.template operator()<16>(p, grid);
-    else
-      launch.template operator()<32>(p, grid);
+// A thread's part of the state: rows y, y+8, ..., V columns.
+template <int ROWS, int V>
+struct HeldState {
+  Pack<float, V> r_s[ROWS];
+  float* g_state;
+  int64_t step;  // to the next row
+
+  template <class P>
+  __device__ __forceinline__ HeldState(const P& p, const StepPlace<ROWS, V>& at)
+      : g_state(p.state + (at.head * p.key_dim + int(threadIdx.y)) * p.value_dim + at.column),
+        step(int64_t(kGroups) * p.value_dim) {
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      r_s[i] = {};
+      if (at.inside && holds(p, i)) r_s[i] = load_raw<float, V>(g_state + step * i);
+    }
   }
+  template <class P>
+  __device__ __forceinline__ static bool holds(const P& p, int i) {
+    return int(threadIdx.y) + kGroups * i < p.key_dim;
+  }
+
+  // u = v − Sᵀ(b∘k∘α). S = α∘S + k uᵀ, written; o = scale Sᵀq. v: w∘v.
+  template <class P>
+  __device__ __forceinline__ void advance(const P& p, const StepPlace<ROWS, V>& at,
+                                          const RowFactors& row, const float (&v)[V]) {
+    constexpr int LANES = kLanes<ROWS>;
+    __shared__ __align__(16) float s_read[kGroups][LANES][V], s_out[kGroups][LANES][V];
+    float u[V] = {}, out[V] = {};
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const float erase = of_row<LANES>(row.erase, i);
+#pragma unroll
+      for (int e = 0; e < V; ++e) u[e] += erase * r_s[i].v[e];
+    }
+    sum_columns<LANES, V>(u, s_read);
+#pragma unroll
+    for (int e = 0; e < V; ++e) u[e] = v[e] - u[e];
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      const float alpha = of_row<LANES>(row.alpha, i), k = of_row<LANES>(row.k, i);
+      const float q = of_row<LANES>(row.q, i);
+      float next[V];
+#pragma unroll
+      for (int e = 0; e < V; ++e) {
+        next[e] = alpha * r_s[i].v[e] + k * u[e];
+        out[e] += q * next[e];
+      }
+      if (at.inside && holds(p, i)) store_pack(g_state + step * i, next);
+    }
+    sum_columns<LANES, V>(out, s_out);
+#pragma unroll
+    for (int e = 0; e < V; ++e) out[e] *= p.scale;
+    if (at.inside && threadIdx.y == 0) store_pack(p.o + at.head * p.value_dim + at.column, out);
+  }
+};
+
+// launch.operator()<ROWS>(p, grid), once unless the heads are more than a grid takes.
+template <int ROWS, int V, class P, class F>
+void launch_parts(P p, int64_t batch, F&& launch) {
+  for (p.tile_bits = 0; int64_t(kLanes<ROWS> * V) << p.tile_bits < p.value_dim;) ++p.tile_bits;
+  const int64_t blocks = int64_t(p.value_heads) << p.tile_bits;  // of a sequence
+  const int64_t most = ((int64_t(1) << 31) - 1) / blocks;
+  if (most == 0) throw Error(std::string(current_op()) + ": more heads than a grid takes");
+  for (p.first = 0; p.first < batch; p.first += most)
+    launch.template operator()<ROWS>(p, unsigned(std::min(batch - p.first, most) * blocks));
+}
+template <int V, class P, class F>
+void visit_step(const P& p, int64_t batch, F&& launch) {
+  if (p.key_dim <= 64)
+    launch_parts<8, V>(p, batch, launch);
+  else if (p.key_dim <= 128)
+    launch_parts<16, V>(p, batch, launch);
+  else
+    launch_parts<32, V>(p, batch, launch);
 }
 
 // What a step has of its state and of its inputs' scale and kind, whatever they are made from.
@@ -71,6 +162,7 @@ void set_sizes(P& p, const DeltaRuleStep& from, const Tensor& state, const Tenso
   p.state = ptr<float>(state);
   p.positive_decay = ebb::device_flags(o.device()) + int(DeviceFlag::positive_decay);
   p.heads = int(from.heads), p.value_heads = int(state.size(1));
+  p.group = p.value_heads / p.heads;
   p.key_dim = int(state.size(2)), p.value_dim = int(state.size(3));
 }
 inline bool aligned(const void* x, size_t bytes) {

@@ -18,9 +18,10 @@ struct LogitStep {
   int32_t* positive_decay;       // device flag
   const float *A_log, *dt_bias;  // of raw g; [HV]; [HV] or [HV,K], null: 0
   float scale, beta_scale, lower_bound;
-  int heads, value_heads, key_dim, value_dim;
+  int heads, value_heads, group, key_dim, value_dim;  // group: value heads that share q and k
   bool by_channel, normalize, sigmoid;
   int64_t first;  // sequence of the grid's first head
+  int tile_bits;
 
   // Of channel r of a value head.
   __device__ __forceinline__ float log_decay_of(int64_t b, int hv, int r) const {
@@ -40,7 +41,7 @@ struct LogitStep {
 template <class T>
 __device__ __forceinline__ float reciprocal_length(const T* g_x, int n) {
   float sum = 0;
-  for (int i = int(threadIdx.x); i < n; i += kLanes) {
+  for (int i = int(threadIdx.y * blockDim.x + threadIdx.x) % 32; i < n; i += 32) {
     const float x = to_float(g_x[i]);
     sum += x * x;
   }
@@ -48,14 +49,12 @@ __device__ __forceinline__ float reciprocal_length(const T* g_x, int n) {
   return sum > 3.4e38f ? __int_as_float(0x7fffffff) : rsqrtf(sum + 1e-6f);  // never silently zero
 }
 
-// What a row of the state needs; lane i holds it for row y+8i of its warp.
-struct LogitFactors {
-  float alpha = 0, erase = 0, k = 0, q = 0;  // e^g; b∘k∘e^g
-
+struct LogitFactors : RowFactors {
   template <class T>
-  __device__ __forceinline__ LogitFactors(const LogitStep<T>& p, int64_t b, int hv, int r,
+  __device__ __forceinline__ LogitFactors(const LogitStep<T>& p, const StepHead& of, int r,
                                           float beta) {
-    const int key = hv / (p.value_heads / p.heads) * p.key_dim;
+    const int64_t b = of.batch;
+    const int hv = of.hv, key = of.key_head * p.key_dim;
     const T *g_k = p.k + b * p.k_step + key, *g_q = p.q + b * p.q_step + key;
     float key_length = 1, query_length = 1;
     if (p.normalize) {
@@ -72,100 +71,33 @@ struct LogitFactors {
   }
 };
 
-// A block's columns.
-template <int V>
-struct Item : StepPlace {
-  int column;
-  bool inside;
-
-  template <class T>
-  __device__ __forceinline__ Item(const LogitStep<T>& p, unsigned tile)
-      : StepPlace(p),
-        column(int(tile * (kLanes * V) + V * threadIdx.x)),
-        inside(column < p.value_dim) {}
-  template <class T>
-  __device__ __forceinline__ float* state(const LogitStep<T>& p) const {
-    return p.state + (head * p.key_dim + int(threadIdx.y)) * p.value_dim + column;
-  }
-  template <class T>
-  __device__ __forceinline__ bool holds(const LogitStep<T>& p, int i) const {
-    return inside && int(threadIdx.y) + kGroups * i < p.key_dim;
-  }
-};
-
-template <int V>
-struct alignas(16) StepShared {
-  float read[kGroups][kLanes][V], out[kGroups][kLanes][V];
-};
-
-// Steps 2 and 3 of an item whose state is in registers.
-template <int ROWS, int V, class T>
-__device__ __forceinline__ void advance(const LogitStep<T>& p, const Item<V>& at, StepShared<V>& s,
-                                        const Pack<float, V> (&r_s)[ROWS]) {
-  const float beta = p.beta.g ? p.strength(p.beta.at(at.batch, at.hv), p.beta_scale) : 0.f;
-  const LogitFactors row(p, at.batch, at.hv, int(threadIdx.y) + kGroups * int(threadIdx.x), beta);
-  float v[V] = {};  // w∘v
+// Block (kLanes,8) of a value head and kLanes·V columns: group y holds rows y, y+8, ... of the
+// state in registers, ROWS of them, a thread V columns.
+template <class T, int ROWS, int V>
+__global__ void __launch_bounds__(kStepThreads<ROWS>, kStepBlocks<ROWS>)
+    logit_step_kernel(LogitStep<T> p) {
+  wait_for_earlier_kernels();
+  const StepPlace<ROWS, V> at(p);
+  HeldState<ROWS, V> state(p, at);
+  const StepHead of(p, at.local);
+  const float beta = p.beta.g ? p.strength(p.beta.at(of.batch, of.hv), p.beta_scale) : 0.f;
+  const LogitFactors row(p, of, int(threadIdx.y + kGroups * threadIdx.x), beta);
+  float v[V] = {};
   if (at.inside) {
-    const int value = at.hv * p.value_dim + at.column;
-    load_pack(v, p.v + at.batch * p.v_step + value);
+    const int value = of.hv * p.value_dim + at.column;
+    load_pack(v, p.v + of.batch * p.v_step + value);
 #pragma unroll
     for (int e = 0; e < V; ++e)
-      v[e] *= p.write.g ? p.strength(p.write.at(at.batch, value + e), 1.f) : p.beta.g ? beta : 1.f;
+      v[e] *= p.write.g ? p.strength(p.write.at(of.batch, value + e), 1.f) : p.beta.g ? beta : 1.f;
   }
-  float u[V] = {};  // 2
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    const float erase = of_row(row.erase, i);
-#pragma unroll
-    for (int e = 0; e < V; ++e) u[e] += erase * r_s[i].v[e];
-  }
-  sum_columns<V>(u, s.read);
-#pragma unroll
-  for (int e = 0; e < V; ++e) u[e] = v[e] - u[e];
-  float out[V] = {};  // 3
-  float* state = at.state(p);
-#pragma unroll
-  for (int i = 0; i < ROWS; ++i) {
-    const float alpha = of_row(row.alpha, i), k = of_row(row.k, i), q = of_row(row.q, i);
-    float next[V];
-#pragma unroll
-    for (int e = 0; e < V; ++e) {
-      next[e] = alpha * r_s[i].v[e] + k * u[e];
-      out[e] += q * next[e];
-    }
-    if (at.holds(p, i)) store_pack(state + int64_t(kGroups) * p.value_dim * i, next);
-  }
-  sum_columns<V>(out, s.out);
-#pragma unroll
-  for (int e = 0; e < V; ++e) out[e] *= p.scale;
-  if (at.inside && threadIdx.y == 0) store_pack(p.o + at.head * p.value_dim + at.column, out);
-}
-
-// Block (32,8) of a value head and 32·V columns: warp y holds rows y, y+8, ... of the state in
-// registers, ROWS of them, a lane V columns. 1 read S. 2 u = w∘v − Sᵀ(b∘k∘α). 3 S = α∘S + k uᵀ,
-// written; o = scale Sᵀq.
-template <class T, int ROWS, int V>
-__global__ void __launch_bounds__(kLanes* kGroups, kStepBlocks<ROWS>)
-    logit_step_kernel(LogitStep<T> p) {
-  __shared__ StepShared<V> s;
-  wait_for_earlier_kernels();
-  for (unsigned tile = blockIdx.y; tile * (kLanes * V) < unsigned(p.value_dim); tile += gridDim.y) {
-    const Item<V> at(p, tile);
-    const float* state = at.state(p);
-    Pack<float, V> r_s[ROWS];  // 1
-#pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-      r_s[i] = {};
-      if (at.holds(p, i)) r_s[i] = load_raw<float, V>(state + int64_t(kGroups) * p.value_dim * i);
-    }
-    advance<ROWS, V>(p, at, s, r_s);
-  }
+  state.advance(p, at, row, v);
 }
 
 template <class T, int V>
 void launch(const LogitStep<T>& p, int64_t batch, cudaStream_t stream) {
-  visit_step<V>(p, batch, [&]<int ROWS>(const LogitStep<T>& part, dim3 grid) {
-    launch_dependent<logit_step_kernel<T, ROWS, V>>(grid, dim3(kLanes, kGroups), 0, stream, part);
+  visit_step<V>(p, batch, [&]<int ROWS>(const LogitStep<T>& part, unsigned grid) {
+    launch_dependent<logit_step_kernel<T, ROWS, V>>(grid, dim3(kLanes<ROWS>, kGroups), 0, stream,
+                                                    part);
   });
 }
 
