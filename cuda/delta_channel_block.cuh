@@ -3,12 +3,18 @@
 #pragma once
 #include "cuda/delta_fragments.cuh"
 #include "cuda/delta_rule_channel.cuh"
+#include "cuda/meet.cuh"
 
 namespace ebb::gpu::delta {
 
 using FastChannelBackward = ChannelBackward<bf16_t>;
 
 inline constexpr int kGradientThreads = 256;
+// Where the two groups of warps of the gradients wait for one another.
+template <int GROUP>
+__device__ __forceinline__ void meet() {
+  barrier_meet<GROUP, kGradientThreads / 2, kGradientThreads / 2>(8);
+}
 
 // f32 [64 times, 64 channels], read where lanes hold accumulators [channels, times]: channel c of
 // time t lies at c ^ 8·(t/2 mod 4), so that the 32 values of a warp are in 32 banks.

@@ -7,6 +7,7 @@ namespace ebb::gpu::delta {
 
 // 1 over tiles of V: dP, dM, D V', <S,D>.
 struct ColumnProducts {
+  static constexpr int kGroup = 1;
   float dp[8][4], dm[8][4], dk[8][4];  // dk: r
   float product[2][4] = {};            // S Dᵀ of the first and of the last 8 channels
   float sums[4];                       // unused
@@ -233,10 +234,10 @@ struct ColumnGradients : WarpChannels<GATED> {
     level<4>(0);
     terms_of_lower<2>(0);
     level<2>(0);
-    barrier_wait<kGradientThreads>(0);
+    meet<1>();
     pair(2);
     pair(0);
-    barrier_wait<kGradientThreads>(0);
+    meet<1>();
   }
   __device__ __forceinline__ void put_tile() {
     unsigned packed[8][2];

@@ -7,6 +7,7 @@ namespace ebb::gpu::delta {
 
 // 1 over tiles of V: S dO, S X; dv and dw.
 struct RowProducts {
+  static constexpr int kGroup = 0;
   float dq[8][4], db[8][4];  // db: p
   float sums[4] = {};        // v·X
 
@@ -252,14 +253,14 @@ struct RowGradients : WarpChannels<GATED> {
     level<4>(0);
     terms_of_upper<2>(4);
     level<2>(4);
-    barrier_wait<kGradientThreads>(0);  // the decays that from_rows() lies over are used up
+    meet<0>();  // the decays that from_rows() lies over are used up
 #pragma unroll
     for (int n = 0; n < 4; ++n) hand_over(n);
     pair(4);
     pair(6);
 #pragma unroll
     for (int n = 4; n < 8; ++n) hand_over(n);
-    barrier_wait<kGradientThreads>(0);
+    meet<0>();
   }
   __device__ __forceinline__ void put_tile() { this->put(s.q, packed); }
   __device__ __forceinline__ void last() {

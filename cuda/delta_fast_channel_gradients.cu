@@ -42,7 +42,7 @@ __device__ __forceinline__ void run(const Backward& p, const ChannelItem& item, 
   for (int v0 = 0; v0 < p.value_dim; v0 += 64) {
     const int i = v0 / 64 % 2;
     if (i == 0 && v0 > 0) {
-      barrier_wait<kGradientThreads>(0);
+      meet<Products::kGroup>();
       fetch_stages(p, item_again(p, first), v0, s);
       commit_copies();
     }
@@ -51,13 +51,13 @@ __device__ __forceinline__ void run(const Backward& p, const ChannelItem& item, 
     else
       wait_copy_groups<0>();
     publish_tiles();
-    barrier_wait<kGradientThreads>(0);
+    meet<Products::kGroup>();
     x.template values<GATED>(p, item, s.stage[i], v0);
     warpgroup_wait<0>();
     x.settle_all();
   }
   wait_copy_groups<0>();
-  barrier_wait<kGradientThreads>(0);
+  meet<Products::kGroup>();
   if (GATED)
     s.now.erase.fetch(p.erase + item.gate_at(p), p.gate_stride(), item.span.rows, item.channels(p));
   commit_copies();
@@ -65,10 +65,10 @@ __device__ __forceinline__ void run(const Backward& p, const ChannelItem& item, 
   Gradients<GATED> side(p, s, x);
   side.prepare(x.sums, beta);
   wait_copy_groups<0>();
-  barrier_wait<kGradientThreads>(0);
+  meet<Products::kGroup>();
   side.tree();
   side.put_tile();
-  barrier_wait<kGradientThreads>(0);
+  meet<Products::kGroup>();
   side.last();
 }
 

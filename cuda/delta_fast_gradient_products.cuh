@@ -2,10 +2,16 @@
 // warps find in shared memory, how it comes there, and the sums that each of them holds.
 #pragma once
 #include "cuda/delta_gradient_sums.cuh"
+#include "cuda/meet.cuh"
 
 namespace ebb::gpu::delta::rule {
 
 inline constexpr int kRuleThreads = 256;
+// Where the two groups of warps, each on a way of its own, wait for one another.
+template <int GROUP>
+__device__ __forceinline__ void meet() {
+  barrier_meet<GROUP, kRuleThreads / 2, kRuleThreads / 2>(1);
+}
 
 template <int SLABS>
 struct ValueStage {                                          // 64 columns of V
@@ -171,6 +177,7 @@ __device__ __forceinline__ void write_terms(const P& p, float* g_terms,
 // τ D V' + dsᵀ Q, its part of dk, handed to the other group.
 template <int SLABS>
 struct ReadGradients {
+  static constexpr int kGroup = 0;
   float ds[8][4], dq[SLABS][8][4], dk[SLABS][8][4];
 
   template <bool SCORES>
@@ -260,6 +267,7 @@ struct ReadGradients {
 // sums with k. 4 dk = −β γ S X + dm K + dmᵀ K, without the other group's part.
 template <int SLABS>
 struct EraseGradients {
+  static constexpr int kGroup = 1;
   float dm[8][4], dk[SLABS][8][4];
 
   template <bool SCORES>

@@ -40,13 +40,13 @@ __global__ void __launch_bounds__(kRuleThreads, SLABS == 1 ? 2 : 1) gradient_ker
       x.template scores<kLogits>(s, p.scale, a, warp, l);
       x.template row_sums<kLogits, false>(s, p.scale, warp, l);
       publish_tiles();
-      barrier_wait<kRuleThreads>(0);
+      meet<0>();
       x.keys(s, a, warp);
       hand_over<SLABS>(s, x.dk);
       if (kLogits && p.normalize) project_rows<SLABS>(x.dq, s.q, s.gates.query, m0, l);
       put_gradients<SLABS>(s.dq(), x.dq, m0, l);
       if (p.dq_terms) write_terms<SLABS>(p, p.dq_terms, x.dq, span, hv, 0, m0, l);
-      barrier_wait<kRuleThreads>(0);
+      meet<0>();
       if (warp == 0) write_gate_gradients(p, s, span, chunk, hv);
     } else {
       EraseGradients<SLABS> x = {};
@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(kRuleThreads, SLABS == 1 ? 2 : 1) gradient_ker
       x.template scores<kLogits>(s, a, key_p, warp, l);
       x.template row_sums<false>(s, key_p, warp, l);
       publish_tiles();
-      barrier_wait<kRuleThreads>(0);
+      meet<1>();
       x.keys(s, a, warp);
-      barrier_wait<kRuleThreads>(0);
+      meet<1>();
       take_over<SLABS>(s, x.dk);
       if (kLogits && p.normalize) project_rows<SLABS>(x.dk, s.k, s.gates.key, m0, l);
       put_gradients<SLABS>(s.dk(), x.dk, m0, l);

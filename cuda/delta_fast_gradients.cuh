@@ -122,14 +122,14 @@ __device__ __forceinline__ float value_products(const P& p, Shared& s, Group& gr
   group.template settle_all<FIRST>();
   for (int v0 = 0; v0 < p.value_dim; v0 += 2 * kFastTile) {
     if (v0 > 0) {
-      barrier_wait<kRuleThreads>(0);
+      meet<Group::kGroup>();
       fetch_values(p, span, chunk, hv, v0, slab, s.stage[0]);
       if (v0 + kFastTile < p.value_dim)
         fetch_values(p, span, chunk, hv, v0 + kFastTile, slab, s.stage[1]);
       commit_copies();
       wait_copy_groups<0>();
       publish_tiles();
-      barrier_wait<kRuleThreads>(0);
+      meet<Group::kGroup>();
       if (LAST) write_value_gradients(p, s, span, hv, v0);
     }
     for (int i = 0; i < 2 && v0 + i * kFastTile < p.value_dim; ++i) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ float value_products(const P& p, Shared& s, Group& gr
       group.template settle_all<FIRST>();
     }
   }
-  barrier_wait<kRuleThreads>(0);
+  meet<Group::kGroup>();
   return warp_sum(carry);
 }
 

@@ -46,7 +46,7 @@ __device__ __forceinline__ void clear(float (&x)[SLABS][8][4]) {
 }
 
 // A half's tiles, by all threads.
-template <bool FIRST>
+template <bool FIRST, int GROUP>
 __device__ __forceinline__ void fetch_half(const FastBackward& p, Span span, int64_t chunk, int hv,
                                            WideShared& s) {
   constexpr int kSlab = FIRST ? 0 : 2;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void fetch_half(const FastBackward& p, Span span, int
   commit_copies();
   wait_copy_groups<0>();
   publish_tiles();
-  barrier_wait<kRuleThreads>(0);
+  meet<GROUP>();
   if (!FIRST) write_value_gradients(p, s, span, hv, 0);  // X is not read again
 }
 
@@ -71,23 +71,23 @@ __device__ __forceinline__ void read_half(const FastBackward& p, WideShared& s, 
                                           unsigned (&a)[4][4], float& carry, Span span,
                                           int64_t chunk, int hv, int warp, const Lane& l) {
   constexpr int kSlab = FIRST ? 0 : 2;
-  fetch_half<FIRST>(p, span, chunk, hv, s);
+  fetch_half<FIRST, 0>(p, span, chunk, hv, s);
   clear(x.dq), clear(x.dk);
   carry += value_products<FIRST, !FIRST>(p, s, x, span, chunk, hv, kSlab, warp);
   if (FIRST) x.template scores<false>(s, p.scale, a, warp, l);
   x.template row_sums<false, !FIRST>(s, p.scale, warp, l);
   if (!FIRST && (threadIdx.x & 31) == 0) s.carry[warp] = carry;
   publish_tiles();
-  barrier_wait<kRuleThreads>(0);
+  meet<0>();
   x.keys(s, a, warp);
   hand_over<2>(s, x.dk);
   put_gradients<2>(s.dq(), x.dq, 16 * warp, l);
   if (p.dq_terms) write_terms<2>(p, p.dq_terms, x.dq, span, hv, 64 * kSlab, 16 * warp, l);
-  barrier_wait<kRuleThreads>(0);
+  meet<0>();
   if (!FIRST && warp == 0) write_gate_gradients(p, s, span, chunk, hv);
-  barrier_wait<kRuleThreads>(0);
+  meet<0>();
   store_gradients(p, s, span, hv, kSlab);
-  barrier_wait<kRuleThreads>(0);
+  meet<0>();
 }
 // The second group's.
 template <bool FIRST>
@@ -96,7 +96,7 @@ __device__ __forceinline__ void erase_half(const FastBackward& p, WideShared& s,
                                            Span span, int64_t chunk, int hv, int warp,
                                            const Lane& l) {
   constexpr int kSlab = FIRST ? 0 : 2;
-  fetch_half<FIRST>(p, span, chunk, hv, s);
+  fetch_half<FIRST, 1>(p, span, chunk, hv, s);
   clear(x.dk);
   carry += value_products<FIRST, !FIRST>(p, s, x, span, chunk, hv, kSlab, warp);
   float key_p[2] = {};
@@ -104,15 +104,15 @@ __device__ __forceinline__ void erase_half(const FastBackward& p, WideShared& s,
   x.template row_sums<!FIRST>(s, key_p, warp, l);
   if (!FIRST && (threadIdx.x & 31) == 0) s.carry[4 + warp] = carry;
   publish_tiles();
-  barrier_wait<kRuleThreads>(0);
+  meet<1>();
   x.keys(s, a, warp);
-  barrier_wait<kRuleThreads>(0);
+  meet<1>();
   take_over<2>(s, x.dk);
   put_gradients<2>(s.dk(), x.dk, 16 * warp, l);
   if (p.dk_terms) write_terms<2>(p, p.dk_terms, x.dk, span, hv, 64 * kSlab, 16 * warp, l);
-  barrier_wait<kRuleThreads>(0);
+  meet<1>();
   store_gradients(p, s, span, hv, kSlab);
-  barrier_wait<kRuleThreads>(0);
+  meet<1>();
 }
 
 // Block (head, chunk).

@@ -19,6 +19,7 @@
 // segments at once.
 #pragma once
 #include "cuda/delta_scan_copies.cuh"
+#include "cuda/meet.cuh"
 
 namespace ebb::gpu::delta {
 
@@ -67,7 +68,7 @@ __device__ __forceinline__ void write_end(const float (&state)[SLABS][8][4],
 }
 // What a block does: its items one after the other, by role. Each role is a loop of its own, or the
 // compiler would not see which of them has the registers.
-template <bool ENDS, bool REVERSE, class F>
+template <int ROLE, bool ENDS, bool REVERSE, class F>
 __device__ __forceinline__ void each_item(const Problem<bf16_t>& p, const Segments& segments,
                                           F&& f) {
   const int64_t items = ScanItem::count(p, segments, ENDS);
@@ -76,7 +77,8 @@ __device__ __forceinline__ void each_item(const Problem<bf16_t>& p, const Segmen
     // Nobody starts from the end of the last segment, in the order of the scan.
     if (ENDS && item.segment == (REVERSE ? 0 : segments.count - 1)) continue;
     f(item);
-    if (at + gridDim.x < items) barrier_wait<kScanThreads>(kItemDone);
+    if (at + gridDim.x < items)
+      barrier_meet<ROLE, kMultiplyThreads, kFetchThreads, kStoreThreads>(kItemDone);
   }
 }
 
@@ -123,16 +125,17 @@ __device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segment
   if (threadIdx.x < kMultiplyThreads) {
     take_registers();
     Arrivals arrivals;
-    each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) { multiply(item, arrivals); });
+    each_item<0, ENDS, REVERSE>(p, segments,
+                                [&](const ScanItem& item) { multiply(item, arrivals); });
   } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
     give_registers();
-    each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
+    each_item<1, ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
       ScanFetch<SLABS, KEYS, REVERSE>{p, item, s, maps}.run(
           [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
     });
   } else {
     give_registers();
-    each_item<ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
+    each_item<2, ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
       if (!ENDS) store(item);
     });
   }

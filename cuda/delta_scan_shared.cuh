@@ -76,8 +76,7 @@ __device__ __forceinline__ void give_registers() {
 inline constexpr int kDone = 1, kFree = 4, kReady = 6, kFreeValues = 8;
 inline constexpr int kStatePut = 10;    // of the multiplying threads alone
 inline constexpr int kStateReady = 11;  // with the storing ones, where states have one place
-// Of all threads, each role in a loop of its own: not the barrier of __syncthreads().
-inline constexpr int kItemDone = 15;
+inline constexpr int kItemDone = 12;    // of the three roles, and the two after it
 
 // A stage's arrivals: half of the fetching threads, and the bytes that one of them announces.
 __device__ __forceinline__ void expect_arrivals(uint64_t* arrived) {

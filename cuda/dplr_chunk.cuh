@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "cuda/dplr_fast.cuh"
+#include "cuda/meet.cuh"
 
 namespace ebb::gpu::low_rank {
 
@@ -50,7 +51,10 @@ struct Place {
 };
 // Where the two groups of four warps, each on a way of its own, wait for one another; and where the
 // warps of one group do.
-__device__ __forceinline__ void meet() { barrier_wait<kFastThreads>(2); }
+template <int GROUP>
+__device__ __forceinline__ void meet() {
+  barrier_meet<GROUP, kFastThreads / 2, kFastThreads / 2>(1);
+}
 __device__ __forceinline__ void meet_group(int group) { barrier_wait<kFastThreads / 2>(3 + group); }
 
 // A lane's two channels.

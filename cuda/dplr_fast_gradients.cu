@@ -136,31 +136,31 @@ __device__ __forceinline__ void value_gradient(GradientShared& s, const Place& a
 template <int PARTS>
 __device__ __forceinline__ void rows_way(GradientShared& s, float scale, bool values) {
   make_z<PARTS>(s, Place());
-  meet();
+  meet<0>();
   if (values) value_gradient<PARTS>(s, Place());
   Side<PARTS, GradientShared> side;
   side.rows(s, Place());
-  meet();
+  meet<0>();
   side.put_scores(s.scores.pv, s.scores.mv, Place());
-  meet();
+  meet<0>();
   side.add_to_rows(s, Place());
-  meet();
+  meet<0>();
   side.finish_rows(s, scale, Place());
-  meet();
+  meet<0>();
 }
 template <int PARTS>
 __device__ __forceinline__ void columns_way(GradientShared& s) {
   make_y<PARTS>(s, Place());
-  meet();
+  meet<1>();
   Side<PARTS, GradientShared> side;
   side.columns(s, Place());
-  meet();
+  meet<1>();
   side.put_scores(s.scores.py, s.scores.my, Place());
-  meet();
+  meet<1>();
   side.add_to_columns(s, Place());
-  meet();
+  meet<1>();
   side.finish_columns(s, Place());
-  meet();
+  meet<1>();
   side.subtract_columns(s, Place());
 }
 

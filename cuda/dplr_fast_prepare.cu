@@ -179,12 +179,12 @@ __device__ __forceinline__ void state_way(const FastProblem& p, PrepareShared<PA
   meet_group(0);
   round_inverse(s, p.inverse[at]);
   publish_tiles();
-  meet();  // the inverse and A_ak V
+  meet<0>();  // the inverse and A_ak V
   multiply_reads<PARTS>(x, s, warp, l);
   meet_group(0);  // nobody else reads A
   put_rows(s.in.a, x, m0, l);
   publish_tiles();
-  meet();  // W and U
+  meet<0>();  // W and U
   unsigned move[4][4];
   multiply_move<PARTS>(x, s, warp, l);
   values_as_left(move, x);
@@ -217,14 +217,14 @@ __device__ __forceinline__ void read_way(const FastProblem& p, PrepareShared<PAR
   if constexpr (PARTS == 4) store_rows(p.scores[at].rb, x, m0, l);
   values_as_left(rb, x);
   publish_tiles();
-  meet();
+  meet<1>();
   warpgroup_begin();
   multiply_tiles<true, kLast, kFirst>(x, s.inverse, s.x, warp);
   finish(x);
   meet_group(1);  // nobody else reads A_ak V
   put_rows(s.x, x, m0, l);
   publish_tiles();
-  meet();
+  meet<1>();
   settle(rb);
   warpgroup_begin();
   multiply_columns<true>(x, rb, s.in.a);

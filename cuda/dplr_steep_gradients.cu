@@ -111,28 +111,28 @@ __device__ __forceinline__ void put_sums(float* s, const float (&x)[8][4], int w
 // The ways of the two groups.
 __device__ __forceinline__ void rows_way(SteepShared& s, int warp, const Lane& l) {
   make_z(s, warp, l);
-  meet();
+  meet<0>();
   Rows side;
   side.rows(s, Place());
-  meet();
+  meet<0>();
   side.put_scores(s.scores.pv, s.scores.mv, Place());
-  meet();
+  meet<0>();
   side.add_to_rows(s, Place());
-  meet();
+  meet<0>();
   put_sums(s.sums.until, side.x, warp, l);
   put_sums(s.sums.before, side.y, warp, l);
 }
 __device__ __forceinline__ void columns_way(SteepShared& s, bool values, int warp, const Lane& l) {
   make_y(s, warp, l);
-  meet();
+  meet<1>();
   if (values) value_gradient(s, warp, l);
   Rows side;
   side.columns(s, Place());
-  meet();
+  meet<1>();
   side.put_scores(s.scores.py, s.scores.my, Place());
-  meet();
+  meet<1>();
   side.add_to_columns(s, Place());
-  meet();
+  meet<1>();
   put_sums(s.sums.k, side.x, warp, l);
   put_sums(s.sums.b, side.y, warp, l);
 }

@@ -72,7 +72,7 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
                                             const AttentionSegments& cut, Shared& s,
                                             Arrivals& arrivals, const float* given, float* last) {
   constexpr bool kRuns = C == Carry::reverse_runs;
-  constexpr int kStored = 128 + READERS + kScanStoreThreads;
+  constexpr int kStored = 128 + kScanStoreThreads, kFreed = kStored + READERS;
   constexpr int kUsers = 128 + READERS + kScanFetchThreads;
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
@@ -97,9 +97,10 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
         add_run<SLABS>(a, state, run, decay);
         decay *= total;
       }
-      if (step >= 2) barrier_wait<kStored>(kStateFree + (step & 1));
+      if (step >= 2) barrier_wait<kFreed>(kStateFree + (step & 1));
       put_state<SLABS>(s.states[step & 1], a, warp);
       publish_tiles();
+      if constexpr (READERS > 0) barrier_arrive<128 + READERS>(kStateReadable + (step & 1));
       barrier_arrive<kStored>(kStateReady + (step & 1));
     }
     unsigned x[4][4];
@@ -122,7 +123,7 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
           write_transposed<SLABS>(last + p.state_at(at, item.h), state, p.key_dim, p.value_dim,
                                   item.v0 + 16 * warp, l);
         } else {
-          if (run >= 2) barrier_wait<kStored>(kStateFree + (run & 1));
+          if (run >= 2) barrier_wait<kFreed>(kStateFree + (run & 1));
 #pragma unroll
           for (int j = 0; j < SLABS; ++j) {
             values_as_left(x, state[j]);
@@ -153,13 +154,13 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
 template <int SLABS, bool REVERSE, int READERS, class Shared>
 __device__ __forceinline__ void store_states(const FastAttention& p, const AttentionItem& item,
                                              Shared& s, const TileTarget& states) {
-  constexpr int kStored = 128 + READERS + kScanStoreThreads;
+  constexpr int kStored = 128 + kScanStoreThreads;
   for (int step = 0; step < item.steps; ++step) {
     const int64_t place =
         (item.first_chunk + item.template chunk<REVERSE>(step)) * p.value_heads + item.h;
     barrier_wait<kStored>(kStateReady + (step & 1));
     states.store<false>(s.states[step & 1], place, item.v0);
-    if (step + 2 < item.steps) barrier_arrive<kStored>(kStateFree + (step & 1));
+    if (step + 2 < item.steps) barrier_arrive<kStored + READERS>(kStateFree + (step & 1));
   }
 }
 

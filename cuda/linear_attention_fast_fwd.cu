@@ -78,7 +78,7 @@ template <int SLABS>
 __device__ __forceinline__ void read_out(const FastAttention& p, const AttentionItem& item,
                                          ReadShared<SLABS>& s, Arrivals& arrivals, int side,
                                          bf16_t* o) {
-  constexpr int kUsers = 256 + kScanFetchThreads, kStored = 256 + kScanStoreThreads;
+  constexpr int kUsers = 256 + kScanFetchThreads, kFreed = 256 + kScanStoreThreads;
   const Lane l;
   const int warp = (int(threadIdx.x) >> 5) & 3, m0 = 16 * warp, r = m0 + l.g;
   const float skip = p.skip ? p.skip[item.h] : 0.f;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void read_out(const FastAttention& p, const Attention
     for (int j = 1; j < SLABS; ++j)
       multiply_tiles<false, Inner::last, Inner::last>(x, now.keys[0][j], now.keys[1][j], warp);
     warpgroup_commit();
-    barrier_wait<kStored>(kStateReady + side);
+    barrier_wait<256>(kStateReadable + side);
     warpgroup_begin();
     multiply_tiles<true, Inner::last, Inner::last>(out, now.keys[0][0], s.states[side][0], warp);
 #pragma unroll
@@ -108,7 +108,7 @@ __device__ __forceinline__ void read_out(const FastAttention& p, const Attention
     const float gamma[2] = {p.scale * gates.gamma[r], p.scale * gates.gamma[r + 8]};
     warpgroup_wait<0>();
     settle(out);
-    if (step + 2 < item.steps) barrier_arrive<kStored>(kStateFree + side);
+    if (step + 2 < item.steps) barrier_arrive<kFreed>(kStateFree + side);
 #pragma unroll
     for (int n = 0; n < 8; ++n)  // 3
 #pragma unroll
@@ -139,17 +139,17 @@ __global__ void __launch_bounds__(kReadThreads, 1)
   Arrivals arrivals;
   if (threadIdx.x < 128) {
     take_registers<160>();
-    each_attention_item<kReadThreads>(p, cut, [&](const AttentionItem& item) {
+    each_attention_item<0, 128, 256, 128>(p, cut, [&](const AttentionItem& item) {
       carry_state<SLABS, Carry::forward, 128>(p, item, cut, s, arrivals, p.h0, ht);
     });
   } else if (threadIdx.x < 384) {
     take_registers<136>();
     const int side = threadIdx.x < 256 ? 0 : 1;
-    each_attention_item<kReadThreads>(
+    each_attention_item<1, 128, 256, 128>(
         p, cut, [&](const AttentionItem& item) { read_out<SLABS>(p, item, s, arrivals, side, o); });
   } else {
     give_registers<80>();
-    each_attention_item<kReadThreads>(p, cut, [&](const AttentionItem& item) {
+    each_attention_item<2, 128, 256, 128>(p, cut, [&](const AttentionItem& item) {
       if (threadIdx.x < 384 + kScanFetchThreads)
         fetch_steps<256, false, false, SLABS, GATES>(p, item, sources, s);
       else

@@ -3,7 +3,8 @@
 // a group (or of a part of it), tiles of 64 columns of V.
 //   scores (one step ahead at most)        queries                     keys
 //   P, without v: ScoresReady  ->                                      dv needs it
-//   Z, sums: ProductsReady     ->          dq needs it                 dk needs it
+//   Z, sums: ProductsReady     ->          dq needs it             <-  sums
+//                                          ProductsSeen            ->  dk needs Z
 //   fetches step s+STAGES  <-              step s done: StepDone       step s done: StepDone
 // Whole chunks are fetched by the copy engine, ragged ones by threads.
 #pragma once
@@ -34,7 +35,7 @@ struct GradientSources {
 // dq, dk (or their terms), dv, dg, dw (or ddt) and sums over tokens, of every chunk.
 void chunk_gradients(const AttentionBackward& p, Device device, cudaStream_t stream);
 
-enum GradientBarrier { kStepDone = 1, kScoresReadyFor = 5, kProductsReady = 7 };
+enum GradientBarrier { kStepDone = 1, kScoresReadyFor = 5, kProductsReady = 7, kProductsSeen = 9 };
 inline constexpr int kGradientThreads = 384;
 
 // OWN: every head has q and k of its own, which come with each step; else they stay for all heads

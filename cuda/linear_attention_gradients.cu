@@ -55,6 +55,7 @@ __device__ __forceinline__ void run_queries(const AttentionBackward& p,
       put_rows(sums.reads, reads, gamma, m0, l);
       dq.settle_all();
       barrier_wait<kGradientThreads>(kProductsReady + (heads & 1));
+      barrier_arrive<256>(kProductsSeen + (heads & 1));
       warpgroup_begin();  // 3
 #pragma unroll
       for (int j = 0; j < SLABS; ++j)
@@ -154,7 +155,8 @@ __device__ __forceinline__ void run_keys(const AttentionBackward& p,
     unsigned a[4][4];
     values_as_left(a, u);
     if (last) {
-      barrier_wait<kGradientThreads>(kProductsReady + (heads & 1));
+      barrier_arrive<kGradientThreads>(kProductsReady + (heads & 1));
+      barrier_wait<256>(kProductsSeen + (heads & 1));
       warpgroup_begin();  // 4
 #pragma unroll
       for (int j = 0; j < SLABS; ++j)

@@ -44,11 +44,11 @@ __global__ void __launch_bounds__(kCarryThreads, 1)
   open_stages(s.arrived);
   if (threadIdx.x < 128) {
     Arrivals arrivals;
-    each_attention_item<kCarryThreads>(p, cut, [&](const AttentionItem& item) {
+    each_attention_item<0, 128, 128>(p, cut, [&](const AttentionItem& item) {
       carry_state<SLABS, C, 0>(p, item, cut, s, arrivals, given, last);
     });
   } else {
-    each_attention_item<kCarryThreads>(p, cut, [&](const AttentionItem& item) {
+    each_attention_item<1, 128, 128>(p, cut, [&](const AttentionItem& item) {
       if (threadIdx.x < 128 + kScanFetchThreads)
         fetch_steps<128, is_reverse(C), kRuns, SLABS, false>(p, item, sources, s);
       else if constexpr (C == Carry::contributions) {

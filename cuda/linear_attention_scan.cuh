@@ -16,12 +16,20 @@
 #include <type_traits>
 
 #include "cuda/linear_attention_gates.cuh"
+#include "cuda/meet.cuh"
 
 namespace ebb::gpu::linear_attention {
 
 inline constexpr int kScanFetchThreads = 64, kScanStoreThreads = 64;
-// Named barriers; up to six stages, states and their readers by parity of the step.
-enum ScanBarrier { kStageDone = 1, kStateReady = 7, kStateFree = 9 };
+// Named barriers; up to six stages, states by parity of the step: for those that store them and for
+// those that read them; up to three roles that meet between items.
+enum ScanBarrier {
+  kStageDone = 1,
+  kStateReady = 7,
+  kStateFree = 9,
+  kStateReadable = 11,
+  kItemDone = 13
+};
 
 // Roles need different numbers of registers, of 65,536 in all. Called by all four warps of a
 // group.
@@ -197,15 +205,15 @@ struct AttentionItem {
   }
 };
 
-// A block's items one after the other. Each role is a loop of its own, or the compiler would not
-// see which of them has the registers.
-template <int THREADS, class F>
+// A block's items one after the other, by role ROLE of roles with THREADS... threads. Each is a
+// loop of its own, or the compiler would not see which of them has the registers.
+template <int ROLE, int... THREADS, class F>
 __device__ __forceinline__ void each_attention_item(const FastAttention& p,
                                                     const AttentionSegments& cut, F&& f) {
   const int64_t items = AttentionItem::count(p, cut);
   for (int64_t at = blockIdx.x; at < items; at += gridDim.x) {
     f(AttentionItem(p, cut, at));
-    if (at + gridDim.x < items) barrier_wait<THREADS>(kItemDone);
+    if (at + gridDim.x < items) barrier_meet<ROLE, THREADS...>(kItemDone);
   }
 }
 
