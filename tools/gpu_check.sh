@@ -124,7 +124,7 @@ fi
 if wanted tests; then
   step cuda_tests 110 bash -c "sharded $(( jobs > 10 ? 10 : jobs )) '$build/tests/cuda_tests' --gtest_brief=1"
 fi
-if wanted sanitizer && ! command -v compute-sanitizer >/dev/null; then
+if wanted sanitizer && ! command -v "${COMPUTE_SANITIZER:-compute-sanitizer}" >/dev/null; then
   say "skip  sanitizer: compute-sanitizer is not installed"
 elif wanted sanitizer; then
   each=$(( jobs > 4 ? jobs / 4 : 1 )) seconds=80
