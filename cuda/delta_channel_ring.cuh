@@ -31,8 +31,8 @@ struct ScanShared<4, 3> {
 using RingShared = ScanShared<4, 3>;
 static_assert(sizeof(RingShared) <= sizeof(ScanShared<4, 2>));  // what scans_fit() looks at
 
-// Barriers of the ring's places: ids that scans of four slabs leave free.
-__device__ __forceinline__ int ring_done(int place) { return place < 3 ? 12 + place : 3; }
+// Barriers of the ring's places: ids that scans of four slabs leave free, 3, 5, 9 and 15.
+__device__ __forceinline__ int ring_done(int place) { return 0xf953 >> 4 * place & 15; }
 __device__ __forceinline__ int next_place(int place) { return (place + 1) & (kRingPlaces - 1); }
 
 // The order of the operands of ScanSource: erased, queries, kept; in reverse the other way. PLAIN:
@@ -193,16 +193,16 @@ __device__ __forceinline__ void run_ring_scan(const Problem<bf16_t>& p, const Sc
   if (threadIdx.x < kMultiplyThreads) {
     take_registers();
     Arrivals arrivals;
-    each_item<false, REVERSE>(p, whole, [&](const ScanItem& item) { multiply(item, arrivals); });
+    each_item<0, false, REVERSE>(p, whole, [&](const ScanItem& item) { multiply(item, arrivals); });
   } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
     give_registers();
-    each_item<false, REVERSE>(p, whole, [&](const ScanItem& item) {
+    each_item<1, false, REVERSE>(p, whole, [&](const ScanItem& item) {
       RingFetch<REVERSE, PLAIN>{p, item, s, maps}.run(
           [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
     });
   } else {
     give_registers();
-    each_item<false, REVERSE>(p, whole, [&](const ScanItem& item) { store(item); });
+    each_item<2, false, REVERSE>(p, whole, [&](const ScanItem& item) { store(item); });
   }
 }
 
