@@ -123,14 +123,17 @@ TEST_F(PeerTools, AFailureCostsItsOwnTaskOnly) {
     EXPECT_EQ(result["error"], "not reached within the time given") << task;
 }
 
-// With stand-ins for the test binary and the sanitizer: one case is reported.
+// With stand-ins for the test binary and the sanitizer: one case is reported, and a process is not
+// given cases of two operators.
 TEST_F(PeerTools, SanitizerStepSaysWhatItReached) {
   write("cuda_tests",
-        "#!/bin/bash\necho Table/OpCuda.\n"
-        "for i in {1..30}; do echo \"  F32/case$i  # GetParam() = x\"; done\n");
-  write("compute-sanitizer",
-        "#!/bin/bash\n[[ \"$*\" == *case${BAD:-none}* ]] && { echo '== bad read'; exit 9; }\n"
-        "exit 0\n");
+        "#!/bin/bash\necho Table/OpCuda.\nfor i in {1..15}; do\n"
+        "  echo \"  F32/rotary_$i  # GetParam() = x\"; echo \"  F32/swiglu_$i\"; done\n");
+  write(
+      "compute-sanitizer",
+      "#!/bin/bash\n[[ \"$1\" == --version ]] && { echo \"Version ${YEAR:-2025}.3.1.0\"; exit; }\n"
+      "[[ \"$*\" == *rotary* && \"$*\" == *swiglu* ]] && { echo '== two kinds'; exit 9; }\n"
+      "[[ \"$*\" == *swiglu_${BAD:-none}* ]] && { echo '== bad read'; exit 9; }\nexit 0\n");
   for (const char* name : {"cuda_tests", "compute-sanitizer"})
     std::filesystem::permissions(at(name), std::filesystem::perms::owner_all);
   const auto run = [&](const std::string& set, int seconds) {
@@ -141,14 +144,17 @@ TEST_F(PeerTools, SanitizerStepSaysWhatItReached) {
   CliResult r = run("", 20);
   EXPECT_EQ(r.code, 0) << r.out << r.err;
   EXPECT_TRUE(has(r.out, "checked 30 of 30 cases, nothing reported")) << r.out;
-  EXPECT_TRUE(has(read_file(at("memcheck.cases")), "Table/OpCuda.F32/case17\n"));
-  r = run("BAD=23", 20);
+  EXPECT_TRUE(has(read_file(at("memcheck.cases")), "Table/OpCuda.F32/rotary_14\n"));
+  r = run("BAD=13", 20);
   EXPECT_EQ(r.code, 1) << r.out;
   EXPECT_TRUE(has(r.out, "== bad read")) << r.out;
-  EXPECT_TRUE(has(r.out, "cases without a report; 1 groups of 12 with one")) << r.out;
+  EXPECT_TRUE(has(r.out, "cases without a report; 1 groups of up to 12 with one")) << r.out;
   r = run("", 0);  // no time for a single group
   EXPECT_EQ(r.code, 1) << r.out;
   EXPECT_TRUE(has(r.out, "checked 0 of 30 cases")) << r.out;
+  std::filesystem::rename(at("compute-sanitizer"), at("another"));
+  r = run("BAD=13 COMPUTE_SANITIZER=" + at("another"), 20);
+  EXPECT_TRUE(has(r.out, "1 groups of up to 12 with one")) << r.out;
 }
 
 TEST_F(PeerTools, GpuCheckSaysWhenThereIsNoGpuAndWhatIsWrong) {
