@@ -148,13 +148,13 @@ TEST_F(PeerTools, SanitizerStepSaysWhatItReached) {
   r = run("BAD=13", 20);
   EXPECT_EQ(r.code, 1) << r.out;
   EXPECT_TRUE(has(r.out, "== bad read")) << r.out;
-  EXPECT_TRUE(has(r.out, "cases without a report; 1 groups of up to 12 with one")) << r.out;
+  EXPECT_TRUE(has(r.out, "cases without a report; 1 groups of up to 64 with one")) << r.out;
   r = run("", 0);  // no time for a single group
   EXPECT_EQ(r.code, 1) << r.out;
   EXPECT_TRUE(has(r.out, "checked 0 of 30 cases")) << r.out;
   std::filesystem::rename(at("compute-sanitizer"), at("another"));
   r = run("BAD=13 COMPUTE_SANITIZER=" + at("another"), 20);
-  EXPECT_TRUE(has(r.out, "1 groups of up to 12 with one")) << r.out;
+  EXPECT_TRUE(has(r.out, "1 groups of up to 64 with one")) << r.out;
 }
 
 TEST_F(PeerTools, GpuCheckSaysWhenThereIsNoGpuAndWhatIsWrong) {
