@@ -108,6 +108,35 @@ LinearAttentionSaved forward(const LinearAttentionProblem& p, const Tensor& o, c
   return saved;
 }
 
+// The contributions alone, from the runs' own chunks: what those write is a contribution already
+// where a run is one chunk. Returns LinearAttentionSaved::partials.
+template <class T>
+Tensor write_runs(const LinearAttentionProblem& p, const Tensor& contributions) {
+  const Plan plan(p);
+  const Arrays<T> in(plan, p);
+  const int64_t chunks = int64_t(plan.chunks.size());
+  const Shape shape = {chunks, plan.heads, plan.k, plan.v};
+  const Tensor written = plan.split_runs ? Tensor::empty(shape, p.v.dtype()) : contributions;
+  const Tensor partials = plan.split_runs ? Tensor::empty_like(written) : Tensor();
+  std::vector<T> totals(size_t(chunks * plan.heads));
+  for_chunks<T>(plan, [&](int64_t chunk, int64_t group, Workspace<T>& w) {
+    write_chunk(in, chunk, group, written.data<T>(), totals.data(), w);
+  });
+  if (plan.split_runs)
+    for_states(plan, Scan<T>{plan, totals.data(), nullptr, written.data<T>(), partials.data<T>(),
+                             contributions.data<T>(), nullptr});
+  return partials;
+}
+
+template <class T>
+LinearAttentionSaved forward_and_runs(const LinearAttentionProblem& p, const Tensor& o,
+                                      const Tensor& ht, const Tensor& contributions) {
+  if (!runs_apart(p)) return forward<T>(p, o, ht, contributions);
+  LinearAttentionSaved saved = forward<T>(without_runs(p), o, ht, {});
+  if (contributions) saved.partials = write_runs<T>(p, contributions);
+  return saved;
+}
+
 template <class T>
 void step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, const Tensor& state,
           const LinearAttentionStep& options, const Tensor& o) {
@@ -138,8 +167,8 @@ void step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g, co
 LinearAttentionSaved gated_linear_attention_fwd(const LinearAttentionProblem& p, const Tensor& o,
                                                 const Tensor& ht, const Tensor& contributions) {
   check_decays("gated_linear_attention", p.g);
-  return p.v.dtype() == DType::f64 ? forward<double>(p, o, ht, contributions)
-                                   : forward<float>(p, o, ht, contributions);
+  return p.v.dtype() == DType::f64 ? forward_and_runs<double>(p, o, ht, contributions)
+                                   : forward_and_runs<float>(p, o, ht, contributions);
 }
 
 void gated_linear_attention_step(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& g,

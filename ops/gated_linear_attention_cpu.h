@@ -9,6 +9,17 @@ namespace ebb::cpu::linear_attention {
 
 using namespace recurrence;
 
+// Where the runs of memory_chunk tokens are not made of whole chunks, a pass of its own works out
+// what they write, and its gradients: o and the other gradients do not depend on S then, to the
+// last bit.
+inline bool runs_apart(const LinearAttentionProblem& p) {
+  return p.memory_chunk % std::min(p.chunk, kMaxChunk) != 0;
+}
+inline LinearAttentionProblem without_runs(LinearAttentionProblem p) {
+  p.memory_chunk = 0;
+  return p;
+}
+
 // A chunk and the run of `memory_chunk` tokens it belongs to (the whole sequence if there is none).
 struct RunChunk : Chunk {
   int64_t memory;    // index of the run

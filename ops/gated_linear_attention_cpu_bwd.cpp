@@ -228,15 +228,108 @@ void backward(const LinearAttentionProblem& p, const LinearAttentionSaved& saved
   }
 }
 
+// E after each chunk of every run: the gradient of its contribution, times the decay up to the
+// run's end.
+template <class T>
+void reverse_runs(const Plan& plan, const T* totals, const T* dcontributions, T* druns) {
+  for_states(plan, [&](int64_t n, int64_t head, int64_t begin, int64_t end) {
+    T decay = 1;
+    for (int64_t i = plan.first_chunk[size_t(n) + 1] - 1; i >= plan.first_chunk[size_t(n)]; --i) {
+      const RunChunk& c = plan.chunks[size_t(i)];
+      if (c.ends) decay = 1;
+      const T* run = dcontributions + plan.state(c.memory, head);
+      T* to = druns + plan.state(i, head);
+      for (int64_t j = begin; j < end; ++j) to[j] = decay * run[j];
+      decay *= totals[i * plan.heads + head];
+    }
+  });
+}
+
+// Adds what E brings the tokens of a chunk and the heads of one group.
+template <class T>
+void add_run_gradients(const Pass<T>& in, int64_t chunk, int64_t group, Workspace<T>& w) {
+  const Plan& plan = in.plan;
+  const Chunk& c = plan.chunks[size_t(chunk)];
+  const int64_t wk = w.wk, wv = w.wv, n = c.rows, stride = plan.groups * plan.k;
+  pack(in.k + plan.key(c.first, group), stride, n, plan.k, w.k, wk);
+  std::fill(w.dk, w.dk + n * wk, T(0));
+  for (int64_t r = 0; r < plan.per_group; ++r) {
+    const int64_t head = group * plan.per_group + r, at = plan.state(chunk, head);
+    load_head(in, c, head, w);
+    const T* e = dense(in.druns + at, plan.v, plan.k, plan.v, w.ds, wv);
+    gemm<Write::set>(n, wv, plan.k, rows(w.k, wk), e, wv, w.u, wv);
+    transpose(e, wv, plan.k, wv, w.st, wk);
+    gemm<Write::set>(n, wk, plan.v, rows(w.v, wv), w.st, wk, w.x, wk);
+    double before = 0;  // Σ_{t<s} w_t dw_t of the chunk, and of what its run wrote before
+    if (in.partials)
+      for (int64_t j = 0; j < plan.state_size(); ++j)
+        before += double(w.decay.total) * double(in.partials[at + j]) * double(in.druns[at + j]);
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t gate = plan.gate(c.first + i, head);
+      const T tail = w.decay.tail[i], factor = tail * w.weight[i];
+      const T dweight = tail * dot(w.k + i * wk, w.x + i * wk, wk);
+      if (in.dweight) in.dweight[gate] += dweight;
+      if (in.dg) in.dg[gate] += T(before);
+      before += double(w.weight[i] * dweight);
+      for (int64_t j = 0; j < plan.k; ++j) w.dk[i * wk + j] += factor * w.x[i * wk + j];
+      if (!in.dv) continue;
+      T* dv = in.dv + plan.value(c.first + i, head);
+      for (int64_t j = 0; j < plan.v; ++j) dv[j] += factor * w.u[i * wv + j];
+    }
+  }
+  if (!in.dk) return;
+  for (int64_t i = 0; i < n; ++i) {
+    T* dk = in.dk + plan.key(c.first + i, group);
+    for (int64_t j = 0; j < plan.k; ++j) dk[j] += w.dk[i * wk + j];
+  }
+}
+
+template <class T>
+void backward_of_runs(const LinearAttentionProblem& p, const LinearAttentionSaved& saved,
+                      const Tensor& dcontributions, const LinearAttentionGradients& grads) {
+  const Plan plan(p);
+  Pass<T> in(plan, p);
+  in.partials = pointer<T>(saved.partials);
+  in.dk = pointer<T>(grads.dk), in.dv = pointer<T>(grads.dv);
+  in.dg = pointer<T>(grads.dg), in.dweight = pointer<T>(grads.dweight);
+  Tensor druns = dcontributions;
+  if (plan.split_runs) {
+    const int64_t chunks = int64_t(plan.chunks.size());
+    druns = Tensor::empty({chunks, plan.heads, plan.k, plan.v}, p.v.dtype());
+    std::vector<T> totals(size_t(chunks * plan.heads));
+    for_chunks<T>(plan, [&](int64_t chunk, int64_t group, Workspace<T>& w) {
+      const Chunk& c = plan.chunks[size_t(chunk)];
+      for (int64_t h = group * plan.per_group; h < (group + 1) * plan.per_group; ++h) {
+        w.decay.read(in.g + plan.gate(c.first, h), plan.heads, c.rows);
+        totals[size_t(chunk * plan.heads + h)] = w.decay.total;
+      }
+    });
+    reverse_runs(plan, totals.data(), dcontributions.data<T>(), druns.data<T>());
+  }
+  in.druns = druns.data<T>();
+  for_chunks<T>(plan, [&](int64_t chunk, int64_t group, Workspace<T>& w) {
+    add_run_gradients(in, chunk, group, w);
+  });
+}
+
+template <class T>
+void backward_and_runs(const LinearAttentionProblem& p, const LinearAttentionSaved& saved,
+                       const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions,
+                       const LinearAttentionGradients& grads) {
+  if (!runs_apart(p)) return backward<T>(p, saved, d_o, dht, dcontributions, grads);
+  backward<T>(without_runs(p), saved, d_o, dht, {}, grads);
+  if (dcontributions) backward_of_runs<T>(p, saved, dcontributions, grads);
+}
+
 }  // namespace
 
 void gated_linear_attention_bwd(const LinearAttentionProblem& p, const LinearAttentionSaved& saved,
                                 const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions,
                                 const LinearAttentionGradients& grads) {
   if (p.v.dtype() == DType::f64)
-    backward<double>(p, saved, d_o, dht, dcontributions, grads);
+    backward_and_runs<double>(p, saved, d_o, dht, dcontributions, grads);
   else
-    backward<float>(p, saved, d_o, dht, dcontributions, grads);
+    backward_and_runs<float>(p, saved, d_o, dht, dcontributions, grads);
 }
 
 }  // namespace ebb::cpu

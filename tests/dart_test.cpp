@@ -99,10 +99,10 @@ TEST(Dart, IsItsDefinitionTokenByToken) {
   }
 }
 
-// At zero gate: the same bits, forward and backward. The scan's chunks have 64 tokens, so where 64
-// divides the runs they are Mamba-2's.
-TEST(Dart, AtZeroGateItIsMamba2) {
-  ModelConfig c = small_config(64);
+// The same bits, forward and backward, for memories of `chunk` tokens.
+void expect_mamba2_at_zero_gate(int64_t chunk) {
+  SCOPED_TRACE(chunk);
+  ModelConfig c = small_config(chunk);
   const auto dart = make_model(c);
   init_weights(*dart, 21);
   c.model_type = "mamba2";
@@ -136,6 +136,11 @@ TEST(Dart, AtZeroGateItIsMamba2) {
     // Queries learn as soon as the gate is open, and that it does from the first step.
     EXPECT_EQ(size > 1e-6, name[0] == 'g') << name << " " << size;
   }
+}
+
+// Whole chunks of the scan (64 tokens), parts of one, more than one.
+TEST(Dart, AtZeroGateItIsMamba2) {
+  for (const int64_t chunk : {64, 16, 5, 100}) expect_mamba2_at_zero_gate(chunk);
 }
 
 // Central differences of the loss along a random direction of each tensor.
