@@ -58,7 +58,7 @@ def arguments():
     p.add_argument("--results", type=pathlib.Path, help="default: OUT/results.json")
     p.add_argument("--ebb", help="the binary; default: build/ebb or build-cpu/ebb, else the PATH's")
     p.add_argument("--device", default="auto", help="as for ebb train")
-    p.add_argument("--jobs", type=int, default=0, help="runs side by side; 0: up to 8, two cores each")
+    p.add_argument("--jobs", type=int, default=0, help="runs side by side; 0: two cores each, up to 8, on a GPU 4")
     p.add_argument("--budget", type=float, default=0, help="seconds; running ones are then broken off")
     p.add_argument("--table", action="store_true", help="only print what the results hold")
     p.add_argument("--dry-run", action="store_true", help="only list what would be run, in order")
@@ -101,8 +101,8 @@ def arguments():
     if a.examples < a.batch:
         p.error(f"--examples {a.examples} are too few for one batch of {a.batch}")
     a.results = a.results or a.out / "results.json"
-    gpu = a.device.startswith("cuda") or (a.device == "auto" and shutil.which("nvidia-smi"))
-    a.dtype = a.dtype or ("bf16" if gpu else "f32")
+    a.gpu = a.device.startswith("cuda") or (a.device == "auto" and shutil.which("nvidia-smi"))
+    a.dtype = a.dtype or ("bf16" if a.gpu else "f32")
     return a
 
 
@@ -223,7 +223,7 @@ class Grid:
     def __init__(self, a, results):
         self.a, self.results, self.ebb = a, results, find_ebb(a.ebb)
         self.cores = len(os.sched_getaffinity(0))
-        self.jobs = a.jobs or max(1, min(8, self.cores // 2))
+        self.jobs = a.jobs or max(1, min(4 if a.gpu else 8, self.cores // 2))
         self.start = time.monotonic()
         self.deadline = self.start + a.budget if a.budget else None
         self.lock, self.stop = threading.Lock(), threading.Event()
@@ -341,7 +341,7 @@ class Grid:
     def __call__(self):
         version = subprocess.run([self.ebb, "--version"], capture_output=True, text=True, check=False)
         sessions = self.results.data.setdefault("sessions", [])
-        session = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "ebb": version.stdout.strip(),
+        session = {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "ebb": version.stdout.splitlines()[0],
                    "device": self.a.device, "jobs": self.jobs, "cores": self.cores}
         sessions.append(session)
         self.say(f"{self.total} runs to do, {self.jobs} side by side, {self.cores} cores")
