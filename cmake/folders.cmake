@@ -45,6 +45,7 @@ set(EBB_EVAL_SOURCES
   eval/embedded.cpp
   eval/haystack.cpp
   eval/mqar.cpp
+  eval/multiple_choice.cpp
   eval/niah.cpp
   eval/niah_data.cpp
   eval/niah_generator.cpp

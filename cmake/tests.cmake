@@ -26,6 +26,7 @@ set(EBB_UNIT_TESTS
   known_faults_model_test.cpp
   memory_test.cpp
   mqar_test.cpp
+  multiple_choice_test.cpp
   optimizer_state_test.cpp
   optimizer_test.cpp
   random_test.cpp

@@ -5,7 +5,6 @@
 
 #include "autograd/tape.h"
 #include "eval/runner.h"
-#include "ops/cross_entropy.h"
 #include "tensor/check.h"
 
 namespace ebb {
@@ -26,25 +25,6 @@ nlohmann::json PerplexityResult::record() const {
 }
 
 namespace {
-
-// Sum of -log p of labels [n] at hidden [n,d].
-double loss_sum(const LanguageModel& model, const Tensor& hidden,
-                const std::vector<int64_t>& labels, int64_t rows) {
-  double sum = 0;
-  const int64_t n = int64_t(labels.size());
-  std::optional<DType> wide;
-  if (hidden.dtype() == DType::bf16) wide = DType::f32;
-  for (int64_t begin = 0; begin < n; begin += rows) {
-    const int64_t end = std::min(n, begin + rows);
-    const std::vector<int64_t> part(labels.begin() + begin, labels.begin() + end);
-    const Var logits = model.logits(hidden.slice(0, begin, end), wide);
-    const Tensor losses = cross_entropy(logits, Tensor::from(part, {end - begin}, model.device()),
-                                        {.reduction = Reduction::sum})
-                              .token_loss;
-    for (double x : losses.to(DType::f64).to_vector<double>()) sum += x;
-  }
-  return sum;
-}
 
 // Some documents side by side, window after window.
 double group_loss(const LanguageModel& model, const std::vector<std::vector<int64_t>>& documents,
@@ -79,7 +59,7 @@ double group_loss(const LanguageModel& model, const std::vector<std::vector<int6
                          .value()
                          .select(0, 0);
     state = std::move(after);
-    sum += loss_sum(model, h, labels, options.logit_rows);
+    for (const double x : token_losses(model, h, labels, options.logit_rows)) sum += x;
     done(n);
   }
 }

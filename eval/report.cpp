@@ -251,7 +251,7 @@ void add_results(const std::string& file, json* data) {
       if (!run.empty()) m["run"] = run;
       data->at("models").push_back(m);
     }
-    for (const char* table : {"scores", "means", "distance", "perplexity"})
+    for (const char* table : {"scores", "means", "distance", "perplexity", "choices"})
       for (json row : j.value(table, json::array())) {
         row["model"] = labels.at(row.at("model"));
         data->at(table).push_back(row);
@@ -274,9 +274,10 @@ std::string run_name(const std::string& folder) {
 
 json report_data(const std::vector<std::string>& given) {
   check(!given.empty(), "report: no folders");
-  json data = {{"runs", json::array()},  {"models", json::array()},   {"scores", json::array()},
-               {"means", json::array()}, {"distance", json::array()}, {"perplexity", json::array()},
-               {"notes", json::array()}};
+  json data = {{"runs", json::array()},     {"models", json::array()},
+               {"scores", json::array()},   {"means", json::array()},
+               {"distance", json::array()}, {"perplexity", json::array()},
+               {"choices", json::array()},  {"notes", json::array()}};
   std::vector<std::string> folders;
   std::map<std::string, int> names;
   std::set<std::string> seen;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "autograd/tape.h"
+#include "ops/cross_entropy.h"
 #include "tensor/check.h"
 
 namespace ebb {
@@ -11,6 +12,25 @@ int64_t window_share(int64_t window_tokens, int64_t n) {
   constexpr int64_t kChunk = 64;
   const int64_t share = std::max<int64_t>(1, window_tokens / std::max<int64_t>(n, 1));
   return share < kChunk ? share : share / kChunk * kChunk;
+}
+
+std::vector<double> token_losses(const LanguageModel& model, const Tensor& hidden,
+                                 const std::vector<int64_t>& labels, int64_t rows) {
+  std::vector<double> out;
+  const int64_t n = int64_t(labels.size());
+  std::optional<DType> wide;
+  if (hidden.dtype() == DType::bf16) wide = DType::f32;
+  for (int64_t begin = 0; begin < n; begin += rows) {
+    const int64_t end = std::min(n, begin + rows);
+    const std::vector<int64_t> part(labels.begin() + begin, labels.begin() + end);
+    const Var logits = model.logits(hidden.slice(0, begin, end), wide);
+    const Tensor losses = cross_entropy(logits, Tensor::from(part, {end - begin}, model.device()),
+                                        {.reduction = Reduction::sum})
+                              .token_loss;
+    const std::vector<double> some = losses.to(DType::f64).to_vector<double>();
+    out.insert(out.end(), some.begin(), some.end());
+  }
+  return out;
 }
 
 Tensor chunked_prefill(const LanguageModel& model, const std::vector<std::vector<int64_t>>& prompts,

@@ -46,6 +46,10 @@ Generation generate(const LanguageModel& model, const Tokenizer& tokenizer, std:
 Tensor chunked_prefill(const LanguageModel& model, const std::vector<std::vector<int64_t>>& prompts,
                        int64_t prefill_tokens, DecodeState* state);
 
+// −log p of labels [n] at hidden [n,d], from f32 logits, `rows` of them at a time.
+std::vector<double> token_losses(const LanguageModel& model, const Tensor& hidden,
+                                 const std::vector<int64_t>& labels, int64_t rows);
+
 // Tokens of each of n sequences in one packed window: whole chunks of the recurrence where there is
 // room, so that a sequence is cut alike whatever stands beside it.
 int64_t window_share(int64_t window_tokens, int64_t n);

@@ -137,6 +137,31 @@ TEST_F(EvalCommand, Perplexity) {
   expect_error(model, 2, "wants --tokens");
 }
 
+TEST_F(EvalCommand, MultipleChoice) {
+  write_file_atomically(at("sums.jsonl"),
+                        "{\"context\": \"One and one is\", \"choices\": [\"two\", \"ten\"], "
+                        "\"gold\": 0}\n{\"context\": \"Two and one is\", \"choices\": "
+                        "[\"seven\", \"three\", \"3.5\"], \"gold\": 1}\n");
+  const std::string base = "--task multiple_choice --model " + at("a") + " --out " + at("out");
+  const CliResult r = eval(base + " --questions " + at("sums.jsonl"));
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_NE(r.out.find("2 questions: acc "), std::string::npos) << r.out;
+  const json c = json::parse(read_file(at("out/results.json")))["choices"][0];
+  EXPECT_EQ(c["task"], "sums");
+  EXPECT_EQ(c["count"], 2);
+  std::istringstream lines(read_file(at("out/samples.jsonl")));
+  int64_t right = 0, rows = 0;
+  for (std::string line; std::getline(lines, line); ++rows) {
+    const json j = json::parse(line);
+    right += j["chosen"] == j["gold"];
+    EXPECT_EQ(j["likelihoods"].size(), rows == 0 ? 2u : 3u);
+  }
+  EXPECT_EQ(rows, 2);
+  EXPECT_EQ(c["acc"]["right"], right);
+  expect_error(base, 2, "belong together");
+  expect_error(base + " --questions " + at("none.jsonl"), 1, "cannot read .*none.jsonl");
+}
+
 TEST_F(EvalCommand, SamplesOfOnesOwnNeedThreeFields) {
   std::filesystem::create_directories(at("own"));
   write_file_atomically(at("own/niah_single_1_1024.jsonl"),

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 
+#include "eval/multiple_choice.h"
 #include "eval/perplexity.h"
 #include "eval/retrieval.h"
 #include "tensor/check.h"
@@ -24,10 +25,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr char kPerplexity[] = "perplexity";
+constexpr char kPerplexity[] = "perplexity", kChoices[] = "multiple_choice";
 
 struct EvalOptions {
-  std::vector<std::string> models, tasks, tokens, set;
+  std::vector<std::string> models, tasks, tokens, questions, set;
   std::vector<int64_t> lengths;
   int64_t samples = 500, max_new_tokens = 128, batch = 32, max_tokens = 0;
   uint64_t seed = 42;
@@ -36,10 +37,10 @@ struct EvalOptions {
   bool force = false, add_bos = false;
 };
 
-bool needle_task(const std::string& task) { return task != kPerplexity; }
+bool needle_task(const std::string& task) { return task != kPerplexity && task != kChoices; }
 
 void check_tasks(const EvalOptions& o) {
-  std::vector<std::string> names{kPerplexity};
+  std::vector<std::string> names{kPerplexity, kChoices};
   for (const NiahTask& t : niah_tasks()) names.push_back(t.name);
   for (const std::string& task : o.tasks) {
     if (std::find(names.begin(), names.end(), task) != names.end()) continue;
@@ -48,10 +49,14 @@ void check_tasks(const EvalOptions& o) {
                                  guess.empty() ? "" : "; did you mean " + guess + "?"));
   }
   const bool needles = std::any_of(o.tasks.begin(), o.tasks.end(), needle_task);
-  const bool text = !std::all_of(o.tasks.begin(), o.tasks.end(), needle_task);
+  const auto asks = [&](const char* task) {
+    return std::find(o.tasks.begin(), o.tasks.end(), task) != o.tasks.end();
+  };
   if (needles && (o.lengths.empty() || o.data.empty()))
     throw UsageError("needle tasks want --lengths and --data");
-  if (text && o.tokens.empty()) throw UsageError("--task perplexity wants --tokens");
+  if (asks(kPerplexity) && o.tokens.empty()) throw UsageError("--task perplexity wants --tokens");
+  if (asks(kChoices) != !o.questions.empty())
+    throw UsageError("--task multiple_choice and --questions belong together");
   if (!o.sentences.empty() && o.haystack.empty())
     throw UsageError("--sentences belongs to --haystack");
 }
@@ -92,6 +97,7 @@ class Evaluation {
   const std::vector<NiahData>& data_for(const EvalModel& m);
   void ask_needles(const EvalModel& m, const LanguageModel& model);
   void ask_perplexity(const EvalModel& m, const LanguageModel& model);
+  void ask_questions(const EvalModel& m, const LanguageModel& model);
   void setting_record(const EvalModel& m, const RetrievalScores& s);
   void save(bool complete);
 
@@ -103,6 +109,7 @@ class Evaluation {
   std::unique_ptr<Essay> essay_;
   std::vector<std::pair<std::string, std::vector<NiahData>>> data_;  // by tokenizer
   std::vector<Shard> shards_;
+  std::vector<std::vector<ChoiceQuestion>> questions_;  // as o_.questions
   json result_;
   std::string samples_;
 };
@@ -116,7 +123,8 @@ Evaluation::Evaluation(const EvalOptions& o) : o_(o), device_(usable_device(o.de
   if (!o.haystack.empty()) essay_ = std::make_unique<Essay>(Essay::load(o.haystack, o.sentences));
   make_folders(o.out);
   for (const EvalModel& m : models_) data_for(m);
-  if (std::all_of(o.tasks.begin(), o.tasks.end(), needle_task)) return;
+  for (const std::string& file : o.questions) questions_.push_back(read_choices(file));
+  if (std::find(o.tasks.begin(), o.tasks.end(), kPerplexity) == o.tasks.end()) return;
   for (const std::string& path : expand_shards(o.tokens)) {
     shards_.emplace_back(path);
     shards_.back().verify();
@@ -232,6 +240,40 @@ void Evaluation::ask_perplexity(const EvalModel& m, const LanguageModel& model) 
   save(false);
 }
 
+void Evaluation::ask_questions(const EvalModel& m, const LanguageModel& model) {
+  for (size_t f = 0; f < questions_.size(); ++f) {
+    const std::string task = std::filesystem::path(o_.questions[f]).stem().string();
+    const std::vector<ChoiceQuestion>& questions = questions_[f];
+    ChoiceScores s;
+    {
+      Counter counter(fmt::format("{} {}: questions", m.name, task));
+      ChoiceOptions options{.add_bos = o_.add_bos};
+      options.progress = [&](int64_t n) { counter.show(n, int64_t(questions.size())); };
+      s = ask_choices(model, m.tokenizer, questions, options);
+    }
+    json j = s.record();
+    print_choices(m.name, task, j);
+    j.update({{"model", m.name},
+              {"task", task},
+              {"protocol", "lm_eval"},
+              {"data", o_.questions[f]},
+              {"data_sha256", sha256(read_file(o_.questions[f]))},
+              {"tokenizer_sha256", m.tokenizer.sha256()}});
+    result_["choices"].push_back(j);
+    for (size_t q = 0; q < questions.size(); ++q)
+      samples_ += json{{"model", m.name},
+                       {"task", task},
+                       {"question", q},
+                       {"gold", questions[q].gold},
+                       {"likelihoods", s.answers[q].likelihoods},
+                       {"chosen", s.answers[q].chosen},
+                       {"chosen_norm", s.answers[q].chosen_norm}}
+                      .dump() +
+                  "\n";
+    save(false);
+  }
+}
+
 void Evaluation::save(bool complete) {
   result_["complete"] = complete;
   write_file_atomically(o_.out + "/samples.jsonl", samples_);
@@ -250,7 +292,8 @@ void Evaluation::run() {
                   {"scores", json::array()},
                   {"means", json::array()},
                   {"distance", json::array()},
-                  {"perplexity", json::array()}});
+                  {"perplexity", json::array()},
+                  {"choices", json::array()}});
   save(false);  // says now, not after hours, when the folder cannot be written
   if (!o_.set.empty()) result_["changes"] = config_changes(o_.set);
   if (!data_for(models_[0]).empty()) print_score_heading();
@@ -259,6 +302,7 @@ void Evaluation::run() {
     result_["models"].push_back(eval_model_record(m, *model));
     ask_needles(m, *model);
     if (!shards_.empty()) ask_perplexity(m, *model);
+    ask_questions(m, *model);
   }
   save(true);
   print_accuracies(result_);
@@ -270,18 +314,21 @@ void Evaluation::run() {
 
 void add_eval(CLI::App& app) {
   CLI::App* c = add_command(
-      app, "eval", "Measure retrieval by length and distance, and perplexity",
+      app, "eval", "Measure retrieval by length and distance, perplexity and multiple choice",
       "ebb eval --model runs/dami --task niah_single_1 --lengths 1024,2048 --data data/niah "
       "--out runs/dami/eval\n"
       "ebb eval --model gdn=runs/a,dami=runs/b --task niah_single_1,niah_single_2,niah_multikey_1 "
       "--lengths 1024,2048,4096 --haystack essays.txt --data data/niah --device cuda --out eval\n"
-      "ebb eval --model runs/dami --task perplexity --tokens data/validation --out runs/dami/ppl");
+      "ebb eval --model runs/dami --task perplexity --tokens data/validation --out runs/dami/ppl\n"
+      "ebb eval --model runs/dami --task multiple_choice --questions arc_easy.jsonl,piqa.jsonl "
+      "--out runs/dami/choices");
   auto o = std::make_shared<EvalOptions>();
   c->add_option("--model", o->models, "Model or run folders, FOLDER or NAME=FOLDER")
       ->required()
       ->delimiter(',');
   c->add_option("--task", o->tasks,
-                "niah_single_1, niah_single_2, niah_single_3, niah_multikey_1, perplexity")
+                "niah_single_1, niah_single_2, niah_single_3, niah_multikey_1, perplexity, "
+                "multiple_choice")
       ->required()
       ->delimiter(',');
   c->add_option("--lengths", o->lengths, "Tokens of prompt and answer")
@@ -307,6 +354,9 @@ void add_eval(CLI::App& app) {
       ->check(CLI::Range(int64_t(1), int64_t(65536)));
   c->add_flag("--add-bos", o->add_bos, "Begin prompts with the tokenizer's BOS");
   c->add_option("--tokens", o->tokens, "Token shards for perplexity, files or prefixes")
+      ->delimiter(',');
+  c->add_option("--questions", o->questions,
+                "Files for multiple_choice: JSON lines with context, choices and gold")
       ->delimiter(',');
   c->add_option("--max-tokens", o->max_tokens,
                 "Perplexity: no further documents after so many tokens; 0 for all")

@@ -23,6 +23,16 @@ void print_score(const std::string& model, const json& s) {
   std::fflush(stdout);
 }
 
+void print_choices(const std::string& model, const std::string& task, const json& r) {
+  const auto cell = [](const json& a) {
+    return fmt::format("{:.2f} ({:.2f} ... {:.2f})", 100 * a["accuracy"].get<double>(),
+                       100 * a["low"].get<double>(), 100 * a["high"].get<double>());
+  };
+  fmt::print("{:<20} {:<16} {} questions: acc {}, acc_norm {} %\n", model, task,
+             r["count"].get<int64_t>(), cell(r["acc"]), cell(r["acc_norm"]));
+  std::fflush(stdout);
+}
+
 namespace {
 
 constexpr int kCell = 21;      // "100.0 (94.0 - 100.0)"

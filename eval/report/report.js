@@ -295,6 +295,14 @@
         fixed(p.bits_per_byte, 4), fixed(p.nll / p.tokens, 4)]));
   };
 
+  const choices = () => {
+    if (!data.choices.length) return;
+    const s = section("choices", "Multiple choice");
+    const cell = (a) => `${fixed(100 * a.accuracy, 1)} (${fixed(100 * a.low, 1)} - ${fixed(100 * a.high, 1)})`;
+    table(s, ["model", "questions", "count", "acc, % (95% interval)", "acc_norm, %"],
+      data.choices.map((c) => [named(c.model), c.task, String(c.count), cell(c.acc), cell(c.acc_norm)]));
+  };
+
   // ---- decay gates ----
   const quantities = {
     timescale: { title: "timescale, tokens", log: true },
@@ -480,7 +488,7 @@
       console.error(error);
     }
   };
-  for (const part of [overview, training, retrieval, distance, perplexity, gates, decays, sources])
+  for (const part of [overview, training, retrieval, distance, perplexity, choices, gates, decays, sources])
     guarded(part.name, part);
   for (const c of charts) guarded(c.title, () => draw(c));
   dark.addEventListener("change", () => {
