@@ -8,6 +8,7 @@
 #include "ops/state_memory_attention.h"
 #include "ops/state_memory_cache.h"
 #include "tensor/compare.h"
+#include "tensor/memory.h"
 #include "tests/cuda_fixture.h"
 #include "tests/op_table.h"
 
@@ -81,6 +82,32 @@ TEST_F(StateMemoryCuda, ShapesOfAssociativeRecall) {
 TEST_F(StateMemoryCuda, HeadsOfOneBlock) {
   for (const int64_t n : {64, 128})
     expect_parity(problem(8, 4100, 4, n, 64, 256, 8), DType::bf16, 8e-3, 1.5e-2, gpu_);
+}
+
+// What the backward keeps of pairs of a token and a memory has a bounded place: sequences whose
+// pairs do not fit go through it in strips, which add to the gradients of the memories.
+TEST_F(StateMemoryCuda, MorePairsThanFitAtOnce) {
+  expect_parity(problem(1, 4600, 2, 8, 8, 1, 9), DType::bf16, 8e-3, 1.5e-2, gpu_);
+}
+
+// The peak of a forward and backward pass beside what it is given and gives.
+int64_t peak_of_pass(int64_t time, Device gpu) {
+  const Problem in = problem(1, time, 1, 16, 8, 16, 10);
+  const auto put = [&](const Tensor& t) { return t.to(DType::bf16, gpu); };
+  std::vector<Var> leaves;
+  for (const Tensor* t : {&in.q, &in.e, &in.c, &in.memories}) leaves.push_back(Var::leaf(put(*t)));
+  const Var dy(put(in.dy));
+  reset_peak_memory(gpu);
+  const int64_t before = int64_t(memory_stats(gpu).current);
+  const StateMemoryAttention r =
+      state_memory_attention(leaves[0], leaves[1], leaves[2], leaves[3], in.chunk, {.scale = 0.1});
+  backward(sum(mul(r.o, dy)));
+  return int64_t(memory_stats(gpu).peak) - before;
+}
+TEST_F(StateMemoryCuda, MemoryGrowsWithTokensNotWithPairs) {
+  const int64_t some = peak_of_pass(32768, gpu_), twice = peak_of_pass(65536, gpu_);
+  EXPECT_LT(some, int64_t(256) << 20);         // pairs: 67 million of 8 bytes
+  EXPECT_LT(twice - some, int64_t(64) << 20);  // 201 million more
 }
 
 // Contributions in f32 beside bf16, by the tensor-core kernels and, where P is odd, the others.
