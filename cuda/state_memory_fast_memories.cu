@@ -41,6 +41,7 @@ enum class Pass { values, keys };  // G, X
 // Memories of one sequence and head, and the tiles of tokens that may see them.
 struct MemoryItem {
   int head = 0, index = 0, count = 0;  // first memory in its sequence; how many there are
+  int readable = 0;                    // those of them that a token sees
   int64_t memory = 0;                  // that one among all
   int64_t begin = 0, tile = 0;         // first token, first tile of the sequence
   int length = 0, tiles_begin = 0, tiles_end = 0;  // of the strip
@@ -73,6 +74,7 @@ __device__ __forceinline__ MemoryItem memory_item(const FastProblem& p, const in
   x.memory = (p.run_before ? p.run_before[n] : n * p.runs_per_row) + x.index;
   x.tile = p.tile_before ? p.tile_before[n] : n * p.tiles_per_row;
   const int64_t first = (int64_t(x.index) + 1) * p.run;  // the first token that sees one
+  x.readable = min(x.count, (x.length - 1) / p.run - x.index);
   x.tiles_end = (x.length + 63) / 64;
   x.tiles_begin = first >= x.length ? x.tiles_end : int(first / 64);
   if (p.strip_end) {
@@ -301,8 +303,8 @@ struct MemoryGradients {
   // dΔ = G + ρ∘(X − Δ̂ mean(X∘Δ̂)) of this group's j-th memory; the means by warps, in order then.
   template <class T>
   __device__ __forceinline__ void close(const FastProblem& p, const MemoryRecord<NT>& m, int j,
-                                        bool adds, const Parked& values, Shared& s, T* to,
-                                        const Lane& l) const {
+                                        bool adds, bool readable, const Parked& values, Shared& s,
+                                        T* to, const Lane& l) const {
     float(&parts)[NT][4][64] = s.parts[group][j & 1];
     float2 key[2][2];
 #pragma unroll
@@ -344,7 +346,8 @@ struct MemoryGradients {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int r = i / 2, b = i % 2, row = 64 * t + at + b;
-          const float d = g[i] + (b ? rho.y : rho.x) * (x[i] - k[r][b] * mean[b]);
+          // What no token sees may be NaN.
+          const float d = readable ? g[i] + (b ? rho.y : rho.x) * (x[i] - k[r][b] * mean[b]) : 0.f;
           if (row < p.n && column + 8 * r < p.p) {
             T& to_at = to[row * p.p + column + 8 * r];
             to_at = from_float<T>(adds ? to_float(to_at) + d : d);
@@ -418,7 +421,7 @@ __global__ void __launch_bounds__(kFedThreads, 1)
       if (own < item.count)
         work.close(
             p, reinterpret_cast<const MemoryRecord<NT>&>(s.stage[work.group ? last.at : place.at]),
-            j, item.adds, parked[blockIdx.x], s,
+            j, item.adds, own < item.readable, parked[blockIdx.x], s,
             out + ((item.memory + own) * p.heads + item.head) * p.n * p.p, l);
       place.release(s.ring);
       if (last.at != place.at) last.release(s.ring);

@@ -23,7 +23,9 @@
 // V·dR − R·dR below is a small difference where one weight is near 1. Tokens of a sequence's first
 // run see nothing: R = 0, lse (which is not defined there) 0. Differentiable in all inputs through
 // o alone; r may be o itself where there is neither gate nor base. Saves q, e, c, contributions,
-// gate, r, lse: nothing of size tokens × runs is ever stored. With dR = gate dy:
+// gate, r, lse: nothing of size tokens × runs. (The backward pass on CUDA in bf16 has two numbers
+// of every token, run and head in a place of at most 128 MB, strip by strip where that is too
+// small.) With dR = gate dy:
 //   dgate = Σ_{h,p} R dy       δ = R·dR       V = Δ_cᵀ c_t     dℓ = w (V·dR − δ)      dbase = dy
 //   dc   = Σ_c w Δ_c dR        dq̂ = scale Σ_c dℓ ρ_c∘(Δ_c ê)       dê = scale Σ_c dℓ Δ_cᵀ(ρ_c∘q̂)
 //   X_c  = scale Σ_t dℓ q̂ êᵀ   Δ̂ = ρ_c∘Δ_c   dΔ_c = Σ_t w c dRᵀ + ρ_c∘(X_c − Δ̂ mean_p(X_c∘Δ̂))

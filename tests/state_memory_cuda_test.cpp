@@ -84,6 +84,18 @@ TEST_F(StateMemoryCuda, HeadsOfOneBlock) {
     expect_parity(problem(8, 4100, 4, n, 64, 256, 8), DType::bf16, 8e-3, 1.5e-2, gpu_);
 }
 
+// Two sequences of 130 tokens in runs of 32, of which the fifth is nobody's memory.
+TEST_F(StateMemoryCuda, LastRunsAreNotRead) {
+  Problem in = problem(2, 130, 2, 64, 64, 32, 11);
+  const std::vector<Tensor> want = run(in, DType::bf16, DType::bf16, gpu_);
+  for (const int64_t m : {4, 9}) in.memories.select(0, m).fill_(std::nan(""));
+  const std::vector<Tensor> got = run(in, DType::bf16, DType::bf16, gpu_);
+  for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(bitwise_equal(got[i], want[i])) << i;
+  for (const int64_t m : {4, 9})
+    for (const double x : got[5].select(0, m).to(DType::f64).contiguous().to_vector<double>())
+      EXPECT_EQ(x, 0);
+}
+
 // What the backward keeps of pairs of a token and a memory has a bounded place: sequences whose
 // pairs do not fit go through it in strips, which add to the gradients of the memories.
 TEST_F(StateMemoryCuda, MorePairsThanFitAtOnce) {
