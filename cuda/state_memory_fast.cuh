@@ -5,7 +5,8 @@
 // Products of the memories take f16 operands: the rows of Δ̂ = ρ∘Δ are about one in size, so f16 is
 // eight times finer than bf16, whose rounding of Δ alone would show in the gradients where the
 // softmax is sharp. Rows of q, c and dy are bf16 times a power of two, hence exact. Logits come
-// from K' = q Δ̂ and values from V = (c/ρ) Δ̂, both [tokens,P]: one record of a memory serves both.
+// from K' = q Δ̂ and values from V = (c/ρ) Δ̂, both [tokens,P], or dy Δ̂ᵀ/ρ [tokens,N] in the
+// backward: one record of a memory serves all.
 #pragma once
 #include "cuda/delta_fast.cuh"
 #include "cuda/half.cuh"
@@ -37,16 +38,9 @@ struct alignas(1024) MemoryRecord {
   }
 };
 
-// Δ in f16 over value_unit, for products that are to be summed over memories (the backward).
-template <int NT>
-struct ValueRecord {
-  SwizzledTile tile[NT];
-};
-
 struct FastProblem {
   const bf16_t *q = {}, *e = {}, *c = {}, *gate = {};  // as Attention; gate may be null
   unsigned char* records = {};                         // [M,H] of MemoryRecord
-  unsigned char* values = {};                          // [M,H] of ValueRecord, or null
   float scale = 1, eps = 0;
   bool normalize = true;
   int heads = 1, n = 0, p = 0, q_heads = 1, e_heads = 1, c_heads = 1, gate_heads = 1;
@@ -77,10 +71,6 @@ struct FastProblem {
   template <int NT>
   __device__ __forceinline__ MemoryRecord<NT>& record(int64_t memory, int head) const {
     return reinterpret_cast<MemoryRecord<NT>*>(records)[memory * heads + head];
-  }
-  template <int NT>
-  __device__ __forceinline__ ValueRecord<NT>& value_record(int64_t memory, int head) const {
-    return reinterpret_cast<ValueRecord<NT>*>(values)[memory * heads + head];
   }
   // Whether a head is the first of those that share one of `of` vectors, or any of its vectors.
   __device__ __forceinline__ bool opens(int head, int of) const { return head % (heads / of) == 0; }
@@ -399,12 +389,11 @@ void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
 bool fast_path(const StateMemoryProblem& p);
 // What the device needs of it, and what that points at.
 struct FastView {
-  Tensor records, values, run_before, tile_before, before;
+  Tensor records, run_before, tile_before, before;
   FastProblem p = {};
 };
 // With the records of all memories, made by a kernel.
-enum class Values { none, records };
-FastView prepare(const StateMemoryProblem& problem, Values values);
+FastView prepare(const StateMemoryProblem& problem);
 void fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& r,
               const Tensor& lse);
 void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& lse,

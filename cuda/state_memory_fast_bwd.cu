@@ -188,7 +188,7 @@ void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& 
               const Tensor& upstream, const StateMemoryGradients& grads) {
   const bool wide = reinterpret_cast<uintptr_t>(upstream.raw()) % 16 == 0;
   const Tensor d_o = wide ? upstream : upstream.clone();
-  const FastView view = prepare(problem, Values::records);
+  const FastView view = prepare(problem);
   const FastProblem& p = view.p;
   const int64_t tokens = problem.batch() * problem.time();
   const Tensor through = Tensor::empty({tokens, p.heads}, DType::f32, r.device());

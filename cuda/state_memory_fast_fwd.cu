@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kFedThreads, 1)
 
 void fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& r,
               const Tensor& lse) {
-  const FastView view = prepare(problem, Values::none);
+  const FastView view = prepare(problem);
   const FastProblem& p = view.p;
   const int64_t enough = 3 * int64_t(multiprocessors(r.device()));
   int heads = p.heads;

@@ -74,13 +74,6 @@ __global__ void __launch_bounds__(kThreads)
       halves.w = pack_half(x[i][6] * f, x[i][7] * f);
       store_word(reinterpret_cast<uint4*>(to.tile[n / 64].at(n % 64, 8 * chunk)), halves);
       const float inverse = !there ? 0.f : p.normalize ? size[i] * power : 1.f;
-      if (p.values) {  // from the halves, as the forward has them
-        const unsigned both = pack_half(inverse, inverse);
-        ValueRecord<NT>& values = reinterpret_cast<ValueRecord<NT>*>(p.values)[item];
-        store_word(reinterpret_cast<uint4*>(values.tile[n / 64].at(n % 64, 8 * chunk)),
-                   uint4{multiply_halves(halves.x, both), multiply_halves(halves.y, both),
-                         multiply_halves(halves.z, both), multiply_halves(halves.w, both)});
-      }
       const float next = __shfl_down_sync(0xffffffffu, inverse, 8);
       if (chunk == 0) {
         to.rho[n] = p.normalize ? rho : 1.f;
@@ -111,7 +104,7 @@ bool fast_path(const StateMemoryProblem& p) {
          delta::scans_fit(p.q.device());
 }
 
-FastView prepare(const StateMemoryProblem& problem, Values values) {
+FastView prepare(const StateMemoryProblem& problem) {
   FastView v;
   const Device device = problem.q.device();
   const int64_t memories = problem.memories.size(0), batch = problem.batch(), time = problem.time();
@@ -144,10 +137,6 @@ FastView prepare(const StateMemoryProblem& problem, Values values) {
   visit_tiles(p.n, [&]<int NT>() {
     v.records = Tensor::empty({items, int64_t(sizeof(MemoryRecord<NT>))}, DType::u8, device);
     p.records = static_cast<unsigned char*>(v.records.raw());
-    if (values == Values::records) {
-      v.values = Tensor::empty({items, int64_t(sizeof(ValueRecord<NT>))}, DType::u8, device);
-      p.values = static_cast<unsigned char*>(v.values.raw());
-    }
     visit_compute(problem.memories.dtype(), [&]<class Host>() {
       const bool wide = p.p % 8 == 0 && aligned(problem.memories, 16);
       record_kernel<device_t<Host>, NT>
