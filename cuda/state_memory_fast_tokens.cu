@@ -96,14 +96,14 @@ __device__ __forceinline__ void flush_all(const FastProblem& p, const TokenWork&
 // factor asks for it; what the row has summed falls with it.
 constexpr float kLargestFactor = 128.f, kFirstLift = 1.2089258196146292e24f;  // 2^80
 
-// The group that has q and e: logits and weights of a memory while the other group is at the one
-// before; dq and dê of that one, when its V·dy is there.
+// The group that has q and e: dq and dê of a memory when its V·dy is there, then logits and weights
+// of the next, which the other group waits for.
 template <int NT>
 struct KeySide {
   using Shared = TokenShared<NT>;
   using Place = RingPlace<Shared::kStages>;
   float dq[NT][8][4], de[8][4];  // the first times its rows' lifts
-  float keys[1][8][4];           // K' of two memories
+  float keys[8][4];              // K'
   unsigned e[4][4];              // f16 rows
   float lift[2], weight[2];
   float lse[2], through[2], gate[2];  // of the head after the next
@@ -212,17 +212,10 @@ struct KeySide {
       for (int n = 0; n < 8; ++n) dq[t][n][2 * r] *= ratio, dq[t][n][2 * r + 1] *= ratio;
   }
 
-  __device__ __forceinline__ void finish() {  // nothing is under way
-    warpgroup_wait<0>();
-#pragma unroll
-    for (int t = 0; t < NT; ++t) settle(dq[t]);
-    settle(keys[0]), settle(keys[1]);
-  }
-
-  // One memory, whose K' is keys[0] and whose weights are made: 1 K' of the next memory begins
-  // (MORE); 2 dℓ, from the other group's V·dy, and dê += dℓ K'; 3 dq += (dℓ e) Δ̂ᵀ, beside it the
-  // weights of the next memory.
-  template <int B, bool MORE>
+  // One memory, whose K' and weights are there: 1 dℓ, from the other group's V·dy, and dê += dℓ K';
+  // 2 K' of the next memory (MORE) begins in its place; 3 dq += (dℓ e) Δ̂ᵀ, beside it the weights
+  // of the next memory.
+  template <bool MORE>
   __device__ __forceinline__ void take_in(const FastProblem& p, const TokenWork& w,
                                           const UnitPlace& at, const UnitPlace& next, Place& place,
                                           float* pair, Shared& s, const Lane& l) {
@@ -232,7 +225,7 @@ struct KeySide {
     bool above = false;
     Place ahead = place;
     ahead.next();
-    barrier_wait<kBothGroups>(kValuesReady + int(turn & 1));  // 2
+    barrier_wait<kBothGroups>(kValuesReady + int(turn & 1));  // 1
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float4 unit = s.units[w.row + 8 * r];
@@ -248,7 +241,7 @@ struct KeySide {
         const float f = dlogit * unit.y;
 #pragma unroll
         for (int n = 0; n < 8; ++n)
-          de[n][2 * r] += f * keys[0][n][2 * r], de[n][2 * r + 1] += f * keys[0][n][2 * r + 1];
+          de[n][2 * r] += f * keys[n][2 * r], de[n][2 * r + 1] += f * keys[n][2 * r + 1];
       }
       factor[r] = dlogit * unit.z;
       above = above || !(fabsf(factor[r]) * lift[r] <= kLargestFactor);
@@ -258,10 +251,10 @@ struct KeySide {
 #pragma unroll
       for (int r = 0; r < 2; ++r) lower(factor[r], r);
     }
-    if constexpr (MORE) {  // 1
+    if constexpr (MORE) {  // 2
       ahead.wait_full(s.ring);
-      settle(keys[0]);
-      begin_keys(keys[0], s.memory[ahead.at], s);
+      settle(keys);
+      begin_keys(keys, s.memory[ahead.at], s);
     }
     unsigned left[4][4], f[2];  // 3
 #pragma unroll
@@ -279,8 +272,8 @@ struct KeySide {
     warpgroup_commit();
     if constexpr (MORE) {
       warpgroup_wait<1>();
-      settle(keys[0]);
-      make_weights(keys[0], w, next, s.memory[ahead.at].key_unit, turn + 1, s, l);
+      settle(keys);
+      make_weights(keys, w, next, s.memory[ahead.at].key_unit, turn + 1, s, l);
     }
     warpgroup_wait<0>();
 #pragma unroll
@@ -308,13 +301,13 @@ struct KeySide {
     };
     enter();
     place.wait_full(s.ring);
-    begin_keys(keys[0], s.memory[place.at], s);
+    begin_keys(keys, s.memory[place.at], s);
     warpgroup_wait<0>();
-    settle(keys[0]);
-    make_weights(keys[0], w, at, s.memory[place.at].key_unit, turn, s, l);
+    settle(keys);
+    make_weights(keys, w, at, s.memory[place.at].key_unit, turn, s, l);
     next.next(w);
-    const auto step = [&]<int B, bool MORE>() {
-      take_in<B, MORE>(p, w, at, next, place, pair, s, l);
+    const auto step = [&]<bool MORE>() {
+      take_in<MORE>(p, w, at, next, place, pair, s, l);
       next.next(w);
       if (pair) pair += 64;
       if (!at.next(w) || at.head >= w.end) return;
@@ -323,8 +316,8 @@ struct KeySide {
       load_numbers(p, u, w, at.head + 2, l);
     };
     int left_over = w.units();
-    for (; left_over > 1; --left_over) step.template operator()<0, true>();
-    step.template operator()<0, false>();
+    for (; left_over > 1; --left_over) step.template operator()<true>();
+    step.template operator()<false>();
   }
 
   // After the heads of a work: of every gradient, if the next head (or item) adds to another.
