@@ -1,6 +1,6 @@
 // State-memory attention in bf16 on tensor cores, N <= 128 and P <= 64, both multiples of 8:
 // state_memory_fast_prepare.cu (memories as the products read them), _fwd.cu, and for the backward
-// _bwd.cu, _tokens.cu and _memories.cu. Notation of ops/state_memory_attention.h.
+// _bwd.cu, _tokens.cu (with _keys.cuh) and _memories.cu. Notation of ops/state_memory_attention.h.
 //
 // Products of the memories take f16 operands: the rows of Δ̂ = ρ∘Δ are about one in size, so f16 is
 // eight times finer than bf16, whose rounding of Δ alone would show in the gradients where the

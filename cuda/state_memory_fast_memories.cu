@@ -1,6 +1,7 @@
 // State-memory attention on tensor cores: the gradients of the memories
 // (cuda/state_memory_fast.cuh). With the factors of pairs that the gradients of the tokens' vectors
-// leave, they are Gᵀ = Σ (w gate dy) cᵀ and Xᵀ = Σ (dℓ' e) qᵀ, products of tiles of tokens.
+// leave, they are Gᵀ = Σ (w gate dy) cᵀ and Xᵀ = Σ (dℓ' e) qᵀ, products of tiles of tokens in bf16,
+// of which only the left operands are rounded.
 #include "cuda/state_memory_fast.cuh"
 #include "cuda/tensor_map.h"
 
