@@ -34,7 +34,7 @@ struct Outputs {
   Mbarrier full[kOuts], empty[kOuts];
 
   __device__ __forceinline__ void init() {  // by one thread
-    for (int i = 0; i < kOuts; ++i) full[i].init(kWarpsOfRole), empty[i].init(kWarpsOfRole);
+    for (int i = 0; i < kOuts; ++i) full[i].init(kRoleThreads), empty[i].init(kRoleThreads);
   }
 };
 struct OutputPlace : RingPlace<kOuts> {
@@ -45,7 +45,7 @@ struct OutputPlace : RingPlace<kOuts> {
   // By all lanes of a warp that has written, or read, its part.
   __device__ __forceinline__ static void arrive(Mbarrier& s) {
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) s.arrive();
+    s.arrive();
   }
 };
 
@@ -65,7 +65,7 @@ __device__ __forceinline__ void fetch_step(const FastProblem& p, const CUtensorM
                                            ReverseInput& to, Mbarrier& arrived) {
   const int lane = int(threadIdx.x) & 31;
 #if EBB_WGMMA
-  if (lane != 0) return;
+  if (lane != 0) return arrived.arrive();
   arrive_expecting(arrived, kStepBytes + int(sizeof(SwizzledTile)));
   fetch_run(Run{&to.step, &from, kStepBytes}, arrived);
   gpu::fetch_box(to.d_o, d_o, 0, head, token, arrived);
@@ -80,8 +80,7 @@ __device__ __forceinline__ void fetch_step(const FastProblem& p, const CUtensorM
   }
   wait_copies();
   publish_tiles();
-  __syncwarp();
-  if (lane == 0) arrived.arrive();
+  arrived.arrive();
 #endif
 }
 

@@ -4,7 +4,7 @@
 # many were checked; exit code 1 where any was reported.
 #   bash tools/gpu_sanitize.sh TOOL CUDA_TESTS LOG_FOLDER SECONDS PROCESSES [GTEST_FILTER]
 # COMPUTE_SANITIZER=PATH takes another than the installed one, e.g. that of PyPI's
-# nvidia-cuda-sanitizer-api: from 2026 on racecheck follows more of them.
+# nvidia-cuda-sanitizer-api: from 2026 on racecheck follows all kernels.
 set -uo pipefail
 case "${1:-}" in
   -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
@@ -18,30 +18,21 @@ filter=${6:-'*OpCuda.F32/*:*OpCuda.Bf16/*:-*big*:*large*:*huge*:*long*'}
 options=(--tool "$tool" --error-exitcode 9)
 year=$("$sanitizer" --version 2>/dev/null | sed -n 's/^Version \([0-9]*\)\..*/\1/p')
 if [[ "$tool" == racecheck ]]; then
-  # Not checked, since racecheck reports them though nothing races:
-  # - state_memory_fast_fwd, _tokens(_wide), _memories and dplr_fast_scan: rings of
-  #   cuda/mbarrier.cuh. One warp fills a place by bulk copies (and, of a sequence's last tokens,
-  #   asynchronous ones of all its lanes), several warps read it. Reported are the copies' writes
-  #   against those reads. Between them stand the place's two mbarriers; the tool does not follow
-  #   an arrival made by one lane for its warp, after __syncwarp(). Other kernels of those files use
-  #   no shared memory.
-  excluded=(state_memory_fast_fwd_cu state_memory_fast_tokens state_memory_fast_memories_cu
-    dplr_fast_scan_cu)
   if (( ${year:-0} >= 2026 )); then
     # It asks every thread that has read a place in shared memory for a fence.proxy.async before the
     # copy engine fills the place again. Reads are done when their thread arrives at the barrier that
     # the copy is asked for after.
     options+=(--racecheck-fence-proxy-async no)
   else
-    # - nvjet: cuBLAS kernels, which synchronise through the copy engine. (The tool of CUDA 13.0
-    #   then fails itself in some cases that use cuBLAS.)
-    # - linear_attention_gradients: that tool loses named barriers at which two groups of warps
-    #   arrive and a third one waits.
-    excluded+=(nvjet linear_attention_gradients_cu)
+    # Not checked, since racecheck of CUDA 13.0 reports them though nothing races:
+    # - nvjet: cuBLAS kernels, which synchronise through the copy engine. (The tool itself then fails
+    #   in some cases that use cuBLAS.)
+    # - linear_attention_gradients: it loses named barriers at which two groups of warps arrive and
+    #   a third one waits.
+    for kernels in nvjet linear_attention_gradients_cu; do
+      options+=(--kernel-name-exclude "kernel_substring=$kernels")
+    done
   fi
-  for kernels in "${excluded[@]}"; do
-    options+=(--kernel-name-exclude "kernel_substring=$kernels")
-  done
 fi
 
 work=$(mktemp -d)
