@@ -17,10 +17,10 @@ __device__ __forceinline__ float fast_exp2(float x) {
 __device__ __forceinline__ float fast_sigmoid(float x) {
   return __fdividef(1.f, 1.f + fast_exp2(-1.44269504f * x));
 }
-// silu'(x) = σ(1 + x(1 − σ))
+// silu'(x) = σ + σ(x − σx)
 __device__ __forceinline__ float silu_slope(float x) {
   const float sig = fast_sigmoid(x);
-  return sig * fmaf(x, 1.f - sig, 1.f);
+  return fmaf(sig, fmaf(-sig, x, x), sig);
 }
 
 __device__ __forceinline__ float exact_sigmoid(float x) { return 1.f / (1.f + expf(-x)); }

@@ -108,13 +108,14 @@ __device__ __forceinline__ T* rows_before(T* row, int64_t bytes) {
 // last dx need. run + W − 1 is a multiple of U.
 // 1 tile: rows i−U−(W−1) … i−1 of x, i−U … i−1 of dy.  2 dpre = dy·act'(pre), pre anew.
 // 3 dw_j += dpre·x_{t−(W−1)+j}, dbias += dpre.  4 dx_t = Σ_k w_{W−1−k} dpre_{t+k}.  5 block sums.
-template <class T, int W, int V, int U, bool kSilu, bool kDx>
+template <class T, int W, int V, int U, bool kSilu, bool kDx, bool kBias>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
     bwd_kernel(const Input<T> in, const Output<T> out, const RowSteps steps, int64_t channel_blocks,
                int64_t run) {
-  extern __shared__ float s_sum[];  // [256·(W+1)·V]
+  constexpr int kSums = W + kBias;
+  extern __shared__ float s_sum[];  // [256·kSums·V]
   const WalkPosition at = walk_position<V>(channel_blocks, run);
-  float r_sum[W + 1][V] = {};
+  float r_sum[kSums][V] = {};
   if (at.c < in.d && at.f0 < in.tokens) {
     const Channels<T, W, V, kSilu> ch(in, at.c);
     const int owned = int(min(run, in.tokens - at.f0));
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
             r_sum[k][v] = fmaf(r_g[0][v], r_x[u + k][v], r_sum[k][v]);
             r_dx[v] = fmaf(ch.r_w[W - 1 - k][v], r_g[k][v], r_dx[v]);
           }
-          r_sum[W][v] += r_g[0][v];
+          if constexpr (kBias) r_sum[W][v] += r_g[0][v];
         }
         if constexpr (kDx) store_pack(g_dx, r_dx);
       }
@@ -166,36 +167,39 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
       g_near =
           (row < U ? g_run + (t - (W - 1)) * in.stride : g_dy_run + t * out.dy_stride) - row * V;
     };
-    const auto fetch = [&] {
+    const auto fetch_x = [&] {
 #pragma unroll
       for (int u = U - 1; u >= 0; --u) {
         r_next_x[u] = load_raw<T, V>(g_x_row);
-        r_next_dy[u] = load_raw<T, V>(g_dy_row);
-        g_x_row = rows_before(g_x_row, steps.x), g_dy_row = rows_before(g_dy_row, steps.dy);
+        g_x_row = rows_before(g_x_row, steps.x);
       }
+    };
+    const auto fetch_dy = [&](int u) {
+      r_next_dy[u] = load_raw<T, V>(g_dy_row);
+      g_dy_row = rows_before(g_dy_row, steps.dy);
     };
     // `more`: the tile below is an interior one too; its loads go out before this one's arithmetic.
     const auto tile = [&](int i, auto all_owned, bool more) {
-      Pack<T, V> r_dy[U];
       if (!kept)
 #pragma unroll
         for (int k = 1 - W; k < 0; ++k) load_pack(r_x[W - 1 + U + k], g_run + (i + k) * in.stride);
       if (!fetched) {
         start(i);
-        fetch();
+        fetch_x();
+#pragma unroll
+        for (int u = U - 1; u >= 0; --u) fetch_dy(u);
       }
 #pragma unroll
-      for (int u = 0; u < U; ++u) {
-        unpack(r_x[u], r_next_x[u]);
-        r_dy[u] = r_next_dy[u];
-      }
-      if (more) fetch();
+      for (int u = 0; u < U; ++u) unpack(r_x[u], r_next_x[u]);
+      if (!more) start(i);  // the same rows again, which are there, rather than none
+      fetch_x();
       if (row < 2 * U && i >= 3 * U + W - 1) asm volatile("prefetch.global.L2 [%0];" ::"l"(g_near));
       g_near = rows_before(g_near, near_step);
       fetched = more;
 #pragma unroll
       for (int u = U - 1; u >= 0; --u) {
-        unpack(r_g[0], r_dy[u]);
+        unpack(r_g[0], r_next_dy[u]);
+        fetch_dy(u);
         token(r_x, u, all_owned.value || i - U + u < owned, g_dx_row, nullptr);
         g_dx_row = rows_before(g_dx_row, steps.dx);
       }
@@ -235,7 +239,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
     }
   }
   if (out.g_partial)
-    block_partials(r_sum, s_sum, out.g_partial + at.group * (W + 1) * in.d, in.d,
+    block_partials(r_sum, s_sum, out.g_partial + at.group * kSums * in.d, in.d,
                    at.c - int64_t(threadIdx.x) * V);
 }
 
@@ -308,8 +312,8 @@ void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
     Output<device_t<T>> out = output_of<T>(dy, dfinal, g.dx);
     if (g.dstate) causal_conv1d_dstate(a, dy, dfinal, g.dstate);
     if (!weights && !g.dx) return;
-    visit_variant<kBwdV>(a, vector, [&]<int W, int V, bool kSilu>() {
-      constexpr int U = kBwdU;
+    const auto run = [&]<int W, int V, bool kSilu, bool kBias>() {
+      constexpr int U = kBwdU, kSums = W + kBias;
       int64_t groups = 0;
       Tensor partial;
       if (tokens * d > 0) {
@@ -317,18 +321,24 @@ void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
         shape.run = backward_run(tokens, shape, W, U);
         shape.groups = groups = ceil_div(tokens, shape.run * shape.rows);
         shape.blocks = shape.groups * shape.channel_blocks;
-        if (weights) partial = Tensor::empty({groups, W + 1, d}, DType::f32, a.w.device());
+        if (weights) partial = Tensor::empty({groups, kSums, d}, DType::f32, a.w.device());
         out.g_partial = ptr<float>(partial);
-        const size_t shared = weights ? size_t(kThreads) * (W + 1) * V * sizeof(float) : 0;
-        const auto kernel = g.dx ? bwd_kernel<device_t<T>, W, V, U, kSilu, true>
-                                 : bwd_kernel<device_t<T>, W, V, U, kSilu, false>;
+        const size_t shared = weights ? size_t(kThreads) * kSums * V * sizeof(float) : 0;
+        const auto kernel = g.dx ? bwd_kernel<device_t<T>, W, V, U, kSilu, true, kBias>
+                                 : bwd_kernel<device_t<T>, W, V, U, kSilu, false, kBias>;
         kernel<<<unsigned(shape.blocks), shape.block(), shared, stream>>>(
             in, out, RowSteps(in, out), shape.channel_blocks, shape.run);
         check_launch();
       }
       if (weights)
-        ordered_sum(out.g_partial, groups, (W + 1) * d, stream,
+        ordered_sum(out.g_partial, groups, kSums * d, stream,
                     PutWeights{ptr<float>(g.dw), ptr<float>(g.dbias), g.add_dw, g.add_dbias, d, W});
+    };
+    visit_variant<kBwdV>(a, vector, [&]<int W, int V, bool kSilu>() {
+      if constexpr (V > 1) {  // without a bias, a sum per value less
+        if (!g.dbias) return run.template operator()<W, V, kSilu, false>();
+      }
+      run.template operator()<W, V, kSilu, true>();
     });
   });
 }
