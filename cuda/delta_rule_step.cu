@@ -18,16 +18,15 @@ struct Step {
   float scale;
   int heads, value_heads, group, key_dim, value_dim;  // group: value heads that share q and k
   bool by_channel;
-  int64_t first;  // sequence of the grid's first head
-  int tile_bits;
+  int64_t first;   // of the grid's sequences
+  int first_head;  // of the grid's value heads
 };
 
 struct FinishedFactors : RowFactors {
   template <class T, class Place>
   __device__ __forceinline__ FinishedFactors(const Step<T>& p, const Place& at, int r, float beta) {
     if (r >= p.key_dim) return;
-    const StepHead of(p, at.local);
-    const int64_t key = (of.batch * p.heads + of.key_head) * p.key_dim;
+    const int64_t key = (at.batch * p.heads + at.key_head(p)) * p.key_dim;
     const int64_t gate = at.head * p.key_dim + r;
     const float g = p.g[p.by_channel ? gate : at.head];
     k = to_float(p.k[key + r]), q = to_float(p.q[key + r]);
@@ -39,16 +38,16 @@ struct FinishedFactors : RowFactors {
 
 // Block (kLanes,8) of a value head and kLanes·V columns: group y holds rows y, y+8, ... of the
 // state in registers, ROWS of them, a thread V columns.
-template <class T, int ROWS, int V>
+template <class T, int ROWS, int V, bool FULL>
 __global__ void __launch_bounds__(kStepThreads<ROWS>, kStepBlocks<ROWS>) step_kernel(Step<T> p) {
   wait_for_earlier_kernels();
   const StepPlace<ROWS, V> at(p);
-  HeldState<ROWS, V> state(p, at);
+  HeldState<ROWS, V, FULL> state(p, at);
   const float beta = p.beta ? p.beta[at.head] : 0.f;
   const FinishedFactors row(p, at, int(threadIdx.y + kGroups * threadIdx.x), beta);
   const int64_t value = at.head * p.value_dim + at.column;
   float v[V] = {};
-  if (at.inside) {
+  if (FULL || at.inside) {
     load_pack(v, p.v + value);
     float w[V];
     if (p.write) load_pack(w, p.write + value);
@@ -60,8 +59,9 @@ __global__ void __launch_bounds__(kStepThreads<ROWS>, kStepBlocks<ROWS>) step_ke
 
 template <class T, int V>
 void launch(const Step<T>& p, int64_t batch, cudaStream_t stream) {
-  visit_step<V>(p, batch, [&]<int ROWS>(const Step<T>& part, unsigned grid) {
-    launch_dependent<step_kernel<T, ROWS, V>>(grid, dim3(kLanes<ROWS>, kGroups), 0, stream, part);
+  visit_step<V>(p, batch, [&]<int ROWS, bool FULL>(const Step<T>& part, dim3 grid) {
+    launch_dependent<step_kernel<T, ROWS, V, FULL>>(grid, dim3(kLanes<ROWS>, kGroups), 0, stream,
+                                                    part);
   });
 }
 

@@ -41,35 +41,26 @@ __device__ __forceinline__ float of_row(float x, int i) {
   return __shfl_sync(0xffffffffu, x, i, LANES);
 }
 
-// Where a thread stands in the state. Blocks: value heads of some sequences, for each 2^tile_bits
-// tiles of columns, some of which may lie outside.
+// Where a thread stands. Grid (tiles of columns, value heads, sequences), of the latter two perhaps
+// a part, since a grid is limited there.
 template <int ROWS, int V>
 struct StepPlace {
-  unsigned local;  // value head of the grid
-  int64_t head;    // of all sequences
-  int column;
+  int64_t batch, head;  // its sequence; its value head, of all sequences
+  int hv, column;
   bool inside;
 
   template <class P>
-  __device__ __forceinline__ explicit StepPlace(const P& p) {
-    local = blockIdx.x >> p.tile_bits;
-    head = p.first * p.value_heads + local;
-    const unsigned tile = blockIdx.x - (local << p.tile_bits);
-    const int64_t c = int64_t(tile) * (kLanes<ROWS> * V) + V * threadIdx.x;
+  __device__ __forceinline__ explicit StepPlace(const P& p)
+      : batch(p.first + blockIdx.z), hv(p.first_head + int(blockIdx.y)) {
+    head = batch * p.value_heads + hv;
+    const int64_t c = int64_t(blockIdx.x) * (kLanes<ROWS> * V) + V * threadIdx.x;
     inside = c < p.value_dim;
     column = int(c);
   }
-};
-// And in the inputs: apart, since divisions are best done while the state is on its way.
-struct StepHead {
-  int64_t batch;     // its sequence
-  int hv, key_head;  // its value head and its head of q and k, of its sequence
-
+  // Its head of q and k.
   template <class P>
-  __device__ __forceinline__ StepHead(const P& p, unsigned local) {
-    batch = p.first + local / unsigned(p.value_heads);
-    hv = int(local % unsigned(p.value_heads));
-    key_head = int(unsigned(hv) / unsigned(p.group));
+  __device__ __forceinline__ int key_head(const P& p) const {
+    return p.group == 1 ? hv : hv / p.group;
   }
 };
 
@@ -78,21 +69,22 @@ struct RowFactors {
   float alpha = 0, erase = 0, k = 0, q = 0;  // e^g; b∘k∘e^g
 };
 
-// A thread's part of the state: rows y, y+8, ..., V columns.
-template <int ROWS, int V>
+// A thread's part of the state: rows y, y+8, ..., V columns. FULL: no row and no column is missing.
+template <int ROWS, int V, bool FULL>
 struct HeldState {
   Pack<float, V> r_s[ROWS];
   float* g_state;
-  int64_t step;  // to the next row
+  unsigned step;  // to the next row
 
   template <class P>
   __device__ __forceinline__ HeldState(const P& p, const StepPlace<ROWS, V>& at)
       : g_state(p.state + (at.head * p.key_dim + int(threadIdx.y)) * p.value_dim + at.column),
-        step(int64_t(kGroups) * p.value_dim) {
+        step(kGroups * unsigned(p.value_dim)) {
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
-      r_s[i] = {};
-      if (at.inside && holds(p, i)) r_s[i] = load_raw<float, V>(g_state + step * i);
+      if constexpr (!FULL) r_s[i] = {};
+      if (FULL || (at.inside && holds(p, i)))
+        r_s[i] = load_raw<float, V>(g_state + step * unsigned(i));
     }
   }
   template <class P>
@@ -126,24 +118,34 @@ struct HeldState {
         next[e] = alpha * r_s[i].v[e] + k * u[e];
         out[e] += q * next[e];
       }
-      if (at.inside && holds(p, i)) store_pack(g_state + step * i, next);
+      if (FULL || (at.inside && holds(p, i))) store_pack(g_state + step * unsigned(i), next);
     }
     sum_columns<LANES, V>(out, s_out);
 #pragma unroll
     for (int e = 0; e < V; ++e) out[e] *= p.scale;
-    if (at.inside && threadIdx.y == 0) store_pack(p.o + at.head * p.value_dim + at.column, out);
+    if ((FULL || at.inside) && threadIdx.y == 0)
+      store_pack(p.o + at.head * p.value_dim + at.column, out);
   }
 };
 
-// launch.operator()<ROWS>(p, grid), once unless the heads are more than a grid takes.
+// launch.operator()<ROWS, FULL>(p, grid), once unless there are more heads or sequences than a grid
+// takes.
 template <int ROWS, int V, class P, class F>
 void launch_parts(P p, int64_t batch, F&& launch) {
-  for (p.tile_bits = 0; int64_t(kLanes<ROWS> * V) << p.tile_bits < p.value_dim;) ++p.tile_bits;
-  const int64_t blocks = int64_t(p.value_heads) << p.tile_bits;  // of a sequence
-  const int64_t most = ((int64_t(1) << 31) - 1) / blocks;
-  if (most == 0) throw Error(std::string(current_op()) + ": more heads than a grid takes");
-  for (p.first = 0; p.first < batch; p.first += most)
-    launch.template operator()<ROWS>(p, unsigned(std::min(batch - p.first, most) * blocks));
+  constexpr int64_t kMost = 65535;
+  if (int64_t(p.key_dim) * p.value_dim >> 32)
+    throw Error(std::string(current_op()) + ": a state of 2^32 elements a head or more");
+  const unsigned tiles = unsigned(ceil_div(p.value_dim, kLanes<ROWS> * V));
+  for (p.first = 0; p.first < batch; p.first += kMost)
+    for (int64_t h = 0; h < p.value_heads; h += kMost) {
+      p.first_head = int(h);
+      const dim3 grid(tiles, unsigned(std::min(p.value_heads - h, kMost)),
+                      unsigned(std::min(batch - p.first, kMost)));
+      if (V > 1 && p.key_dim == ROWS * kGroups && p.value_dim % (kLanes<ROWS> * V) == 0)
+        launch.template operator()<ROWS, (V > 1)>(p, grid);
+      else
+        launch.template operator()<ROWS, false>(p, grid);
+    }
 }
 template <int V, class P, class F>
 void visit_step(const P& p, int64_t batch, F&& launch) {

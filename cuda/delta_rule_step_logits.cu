@@ -20,8 +20,8 @@ struct LogitStep {
   float scale, beta_scale, lower_bound;
   int heads, value_heads, group, key_dim, value_dim;  // group: value heads that share q and k
   bool by_channel, normalize, sigmoid;
-  int64_t first;  // sequence of the grid's first head
-  int tile_bits;
+  int64_t first;   // of the grid's sequences
+  int first_head;  // of the grid's value heads
 
   // Of channel r of a value head.
   __device__ __forceinline__ float log_decay_of(int64_t b, int hv, int r) const {
@@ -50,11 +50,11 @@ __device__ __forceinline__ float reciprocal_length(const T* g_x, int n) {
 }
 
 struct LogitFactors : RowFactors {
-  template <class T>
-  __device__ __forceinline__ LogitFactors(const LogitStep<T>& p, const StepHead& of, int r,
+  template <class T, class Place>
+  __device__ __forceinline__ LogitFactors(const LogitStep<T>& p, const Place& at, int r,
                                           float beta) {
-    const int64_t b = of.batch;
-    const int hv = of.hv, key = of.key_head * p.key_dim;
+    const int64_t b = at.batch;
+    const int hv = at.hv, key = at.key_head(p) * p.key_dim;
     const T *g_k = p.k + b * p.k_step + key, *g_q = p.q + b * p.q_step + key;
     float key_length = 1, query_length = 1;
     if (p.normalize) {
@@ -73,31 +73,30 @@ struct LogitFactors : RowFactors {
 
 // Block (kLanes,8) of a value head and kLanes·V columns: group y holds rows y, y+8, ... of the
 // state in registers, ROWS of them, a thread V columns.
-template <class T, int ROWS, int V>
+template <class T, int ROWS, int V, bool FULL>
 __global__ void __launch_bounds__(kStepThreads<ROWS>, kStepBlocks<ROWS>)
     logit_step_kernel(LogitStep<T> p) {
   wait_for_earlier_kernels();
   const StepPlace<ROWS, V> at(p);
-  HeldState<ROWS, V> state(p, at);
-  const StepHead of(p, at.local);
-  const float beta = p.beta.g ? p.strength(p.beta.at(of.batch, of.hv), p.beta_scale) : 0.f;
-  const LogitFactors row(p, of, int(threadIdx.y + kGroups * threadIdx.x), beta);
+  HeldState<ROWS, V, FULL> state(p, at);
+  const float beta = p.beta.g ? p.strength(p.beta.at(at.batch, at.hv), p.beta_scale) : 0.f;
+  const LogitFactors row(p, at, int(threadIdx.y + kGroups * threadIdx.x), beta);
   float v[V] = {};
-  if (at.inside) {
-    const int value = of.hv * p.value_dim + at.column;
-    load_pack(v, p.v + of.batch * p.v_step + value);
+  if (FULL || at.inside) {
+    const int value = at.hv * p.value_dim + at.column;
+    load_pack(v, p.v + at.batch * p.v_step + value);
 #pragma unroll
     for (int e = 0; e < V; ++e)
-      v[e] *= p.write.g ? p.strength(p.write.at(of.batch, value + e), 1.f) : p.beta.g ? beta : 1.f;
+      v[e] *= p.write.g ? p.strength(p.write.at(at.batch, value + e), 1.f) : p.beta.g ? beta : 1.f;
   }
   state.advance(p, at, row, v);
 }
 
 template <class T, int V>
 void launch(const LogitStep<T>& p, int64_t batch, cudaStream_t stream) {
-  visit_step<V>(p, batch, [&]<int ROWS>(const LogitStep<T>& part, unsigned grid) {
-    launch_dependent<logit_step_kernel<T, ROWS, V>>(grid, dim3(kLanes<ROWS>, kGroups), 0, stream,
-                                                    part);
+  visit_step<V>(p, batch, [&]<int ROWS, bool FULL>(const LogitStep<T>& part, dim3 grid) {
+    launch_dependent<logit_step_kernel<T, ROWS, V, FULL>>(grid, dim3(kLanes<ROWS>, kGroups), 0,
+                                                          stream, part);
   });
 }
 
