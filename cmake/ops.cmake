@@ -38,7 +38,7 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_fast_channel_wide.cu
   cuda/delta_fast_channel_prepare.cu cuda/delta_fast_fwd.cu cuda/delta_fast_gradients.cu
   cuda/delta_fast_gradients_wide.cu
-  cuda/delta_fast_prepare.cu cuda/delta_segments.cu
+  cuda/delta_fast_prepare.cu cuda/delta_segments.cu cuda/delta_channel_logits.cu
   cuda/delta_rule_bwd.cu cuda/delta_rule_fwd.cu
   cuda/delta_rule_channel_bwd.cu cuda/delta_rule_channel_fwd.cu
   cuda/delta_rule_channel_gradients.cu

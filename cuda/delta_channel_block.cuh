@@ -1,8 +1,8 @@
 // What delta_fast_channel_gradients.cu keeps in shared memory for one chunk, head and slab of 64
 // channels, how it gets there, and the gradients of v and w, which need no decay.
 #pragma once
+#include "cuda/delta_channel_logits.cuh"
 #include "cuda/delta_fragments.cuh"
-#include "cuda/delta_rule_channel.cuh"
 #include "cuda/meet.cuh"
 
 namespace ebb::gpu::delta {
@@ -51,7 +51,8 @@ struct ChannelItem {
     span = span_of(p, chunk);
   }
   // Of the slab's first channel.
-  __device__ __forceinline__ int64_t key_at(const FastChannelBackward& p) const {
+  template <class P>
+  __device__ __forceinline__ int64_t key_at(const P& p) const {
     return p.key_at(span.first, hv) + 64 * slab;
   }
   __device__ __forceinline__ int64_t gate_at(const FastChannelBackward& p) const {
@@ -78,6 +79,7 @@ struct ChannelScores {
   float carry[64];                        // <S, D> by channel
   float value_part[64], key_part[4][64];  // of dβ: v·X; k·p over a warp's channels
   ChannelItem item;                       // here, so that it takes no registers
+  SwizzledTile raw;                       // logits of b, then the gradients of b
 };
 struct ChannelShared {
   union {
@@ -86,6 +88,10 @@ struct ChannelShared {
   };
   SwizzledTile q, k;  // at the end dq, dk
   FloatTile g;        // then e^g
+
+  __device__ __forceinline__ SwizzledTile& raw_decays() {
+    return *reinterpret_cast<SwizzledTile*>(&g);
+  }
 };
 static_assert(sizeof(ChannelScores) <= 2 * sizeof(ChannelStage));
 static_assert(2 * (sizeof(ChannelShared) + 1024) <= 228 * 1024);  // two blocks per multiprocessor
@@ -103,6 +109,12 @@ __device__ __forceinline__ void fetch_values(const FastChannelBackward& p, const
   at.fetch(s.state, p.states + state, p.key_dim, cols, keys);
   at.fetch(s.dstate, p.dstates + state, p.key_dim, cols, keys);
 }
+// The item's rows of logits by channel of K.
+__device__ __forceinline__ const bf16_t* raw_at(const FastChannelBackward& p,
+                                                const ChannelItem& item, const bf16_t* g,
+                                                int64_t step) {
+  return g + item.span.first * step + int64_t(item.hv) * p.key_dim + 64 * item.slab;
+}
 // Two stages, each a group of copies; nothing where V ends.
 __device__ __forceinline__ void fetch_stages(const FastChannelBackward& p, const ChannelItem& item,
                                              int v0, ChannelShared& s) {
@@ -110,53 +122,125 @@ __device__ __forceinline__ void fetch_stages(const FastChannelBackward& p, const
   commit_copies();
   if (v0 + 64 < p.value_dim) fetch_values(p, item, v0 + 64, s.stage[1]);
 }
-__device__ __forceinline__ void fetch_keys(const FastChannelBackward& p, const ChannelItem& item,
-                                           ChannelShared& s) {
+// Raw decays come as a tile of bf16 to where their exponentials will be.
+template <class P>
+__device__ __forceinline__ void fetch_keys(const P& p, const ChannelItem& item, ChannelShared& s) {
   const TilePlace at;
   at.fetch(s.q, p.q + item.key_at(p), p.key_stride(), item.span.rows, item.channels(p));
   at.fetch(s.k, p.k + item.key_at(p), p.key_stride(), item.span.rows, item.channels(p));
+  if constexpr (kOfLogits<P>)
+    if (p.decays)
+      return at.fetch(s.raw_decays(), raw_at(p, item, p.decays, p.decay_step), p.decay_step,
+                      item.span.rows, item.channels(p));
   s.g.fetch(p.g + item.gate_at(p), p.gate_stride(), item.span.rows, item.channels(p));
+}
+
+// Whether gradients of the logits of β or w are wanted.
+template <class P>
+__device__ __forceinline__ bool raw_gradients(const P& p) {
+  if constexpr (kOfLogits<P>) return p.dwrites || p.dstrengths;
+  return false;
+}
+// β of row `row` of a chunk, as the first kernel of the backward pass has made it.
+__device__ __forceinline__ float made_strength(const LogitChannelBackward& p, int64_t chunk, int hv,
+                                               int row) {
+  return p.total[p.total_at(chunk, hv) + p.key_dim + row];
+}
+// The gradients of v and of the logits of w, one row of eight columns.
+__device__ __forceinline__ void raw_write_gradients(const LogitChannelBackward& p, int64_t token,
+                                                    int hv, int column, const bf16_t* s_x) {
+  const Eight v(load_eight(p.v + p.v_at(token, hv) + column));
+  const Eight w(load_eight(p.writes + token * p.write_step + int64_t(hv) * p.value_dim + column));
+  const Eight x(load_eight(s_x));
+  float dv[8], dw[8];
+#pragma unroll
+  for (int e = 0; e < 8; ++e) {
+    const float2 s = sigmoids(w.at(e));
+    dv[e] = s.x * x.at(e);
+    dw[e] = s.x * s.y * v.at(e) * x.at(e);
+  }
+  const int64_t dwrite = p.value_at(token, hv) + column;
+  if (p.dv)
+    store_word(reinterpret_cast<uint4*>(p.dv + p.dv_at(token, hv) + column), pack_eight(dv));
+  if (p.dwrites) store_word(reinterpret_cast<uint4*>(p.dwrites + dwrite), pack_eight(dw));
+}
+
+// value_gradients of β from a logit, in a loop: there is little room for more code (see make_decays
+// in delta_channel_rows.cuh). After four steps every sum is back in its place.
+__device__ __forceinline__ void raw_value_gradients(const LogitChannelBackward& p, Span span,
+                                                    int64_t chunk, int hv, int column, int r0,
+                                                    int c, const SwizzledTile& s_x,
+                                                    float (&sums)[4]) {
+#pragma unroll 1
+  for (int r = r0; r < 64; r += 32) {
+    uint4 v[2] = {};
+    float w[2] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (r + 16 * i >= span.rows) continue;
+      v[i] = load_eight(p.v + p.v_at(span.first + r + 16 * i, hv) + column);
+      w[i] = made_strength(p, chunk, hv, r + 16 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const Eight x(load_eight(s_x.at(r + 16 * i, c))), y(v[i]);
+      float dv[8], sum = sums[i];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) dv[e] = w[i] * x.at(e), sum += y.at(e) * x.at(e);
+      sums[i] = sums[i + 2], sums[i + 2] = sum;
+      if (p.dv && r + 16 * i < span.rows)
+        store_word(reinterpret_cast<uint4*>(p.dv + p.dv_at(span.first + r + 16 * i, hv) + column),
+                   pack_eight(dv));
+    }
+  }
 }
 
 // By 128 threads: dv = w∘X and dw = v∘X of 64 columns of V; sums[i] grows by the thread's part of
 // v·X of row t/8 + 16 i.
-template <bool GATED>
-__device__ __forceinline__ void value_gradients(const FastChannelBackward& p, Span span, int hv,
+template <bool GATED, class P>
+__device__ __forceinline__ void value_gradients(const P& p, Span span, int64_t chunk, int hv,
                                                 int v0, const SwizzledTile& s_x, float (&sums)[4]) {
   constexpr int kAtOnce = GATED ? 1 : 2;  // registers are scarce here
   const int r0 = int(threadIdx.x) / 8, c = int(threadIdx.x) % 8 * 8;
   if (v0 + c >= p.value_dim) return;
+  if constexpr (GATED && kOfLogits<P>)
+#pragma unroll 1
+    for (int r = r0; r < span.rows; r += 16)
+      raw_write_gradients(p, span.first + r, hv, v0 + c, s_x.at(r, c));
+  else if constexpr (kOfLogits<P>)
+    raw_value_gradients(p, span, chunk, hv, v0 + c, r0, c, s_x, sums);
+  else
 #pragma unroll
-  for (int i0 = 0; i0 < 4; i0 += kAtOnce) {
-    Pack<bf16_t, 8> v[kAtOnce];
-    float w[kAtOnce][GATED ? 8 : 1];
+    for (int i0 = 0; i0 < 4; i0 += kAtOnce) {
+      Pack<bf16_t, 8> v[kAtOnce];
+      float w[kAtOnce][GATED ? 8 : 1];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t token = span.first + r0 + 16 * (i0 + i);
-      if (r0 + 16 * (i0 + i) >= span.rows) continue;
-      v[i] = load_raw<bf16_t, 8>(p.v + p.v_at(token, hv) + v0 + c);
-      if constexpr (GATED)
-        load_pack(w[i], p.write + p.value_at(token, hv) + v0 + c);
-      else
-        w[i][0] = p.write_strength(token, hv);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int r = r0 + 16 * (i0 + i);
-      if (r >= span.rows) continue;
-      float x[8], y[8], dv[8];
-      load_pack(x, s_x.at(r, c));
-      unpack(y, v[i]);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        dv[e] = w[i][GATED ? e : 0] * x[e];
-        y[e] *= x[e];
-        sums[i0 + i] += y[e];
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int64_t token = span.first + r0 + 16 * (i0 + i);
+        if (r0 + 16 * (i0 + i) >= span.rows) continue;
+        v[i] = load_raw<bf16_t, 8>(p.v + p.v_at(token, hv) + v0 + c);
+        if constexpr (GATED)
+          load_pack(w[i], p.write + p.value_at(token, hv) + v0 + c);
+        else
+          w[i][0] = p.write_strength(token, hv);
       }
-      if (p.dv) store_pack(p.dv + p.dv_at(span.first + r, hv) + v0 + c, dv);
-      if (GATED && p.dwrite) store_pack(p.dwrite + p.value_at(span.first + r, hv) + v0 + c, y);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int r = r0 + 16 * (i0 + i);
+        if (r >= span.rows) continue;
+        float x[8], y[8], dv[8];
+        load_pack(x, s_x.at(r, c));
+        unpack(y, v[i]);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          dv[e] = w[i][GATED ? e : 0] * x[e];
+          y[e] *= x[e];
+          sums[i0 + i] += y[e];
+        }
+        if (p.dv) store_pack(p.dv + p.dv_at(span.first + r, hv) + v0 + c, dv);
+        if (GATED && p.dwrite) store_pack(p.dwrite + p.value_at(span.first + r, hv) + v0 + c, y);
+      }
     }
-  }
 }
 
 }  // namespace ebb::gpu::delta

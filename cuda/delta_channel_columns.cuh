@@ -19,9 +19,9 @@ struct ColumnProducts {
       for (int e = 0; e < 4; ++e) dp[n][e] = dm[n][e] = dk[n][e] = 0.f;
   }
   __device__ __forceinline__ void settle_all() { settle(dp), settle(dm), settle(dk); }
-  template <bool GATED>
-  __device__ __forceinline__ void values(const FastChannelBackward&, const ChannelItem&,
-                                         const ChannelStage& stage, int) {
+  template <bool GATED, class P>
+  __device__ __forceinline__ void values(const P&, const ChannelItem&, const ChannelStage& stage,
+                                         int) {
     const Lane l;
     const int warp = (int(threadIdx.x) >> 5) & 3;
     warpgroup_begin();
@@ -43,9 +43,10 @@ struct ColumnProducts {
 
 // 2 dP and dM, masked. 3 r through the state. 4 the tree. 5 dk, with b∘p from the other warps, and
 // the part of dg for them.
-template <bool GATED>
-struct ColumnGradients : WarpChannels<GATED> {
-  using Base = WarpChannels<GATED>;
+template <bool GATED, class P>
+struct ColumnGradients : WarpChannels<GATED, P> {
+  using Base = WarpChannels<GATED, P>;
+  static constexpr bool kLogits = kOfLogits<P>;
   using Base::c, Base::g, Base::high, Base::low, Base::odd, Base::odd_pair, Base::p, Base::s,
       Base::second_half, Base::warp;
   ColumnProducts& x;
@@ -53,12 +54,11 @@ struct ColumnGradients : WarpChannels<GATED> {
   float dg[8][4] = {};  // first, in [0] and [2], what earlier groups add
   float carry[2];
 
-  __device__ __forceinline__ ColumnGradients(const FastChannelBackward& p, ChannelShared& s,
-                                             ColumnProducts& x)
+  __device__ __forceinline__ ColumnGradients(const P& p, ChannelShared& s, ColumnProducts& x)
       : Base{p, s, thread_again()}, x(x), dk(x.dk) {}
 
   // Step 2.
-  __device__ __forceinline__ void prepare(const float (&)[4], float) {
+  __device__ __forceinline__ void prepare(const float (&)[4], float, const ChannelItem&) {
     if (c == g / 2) {
       s.now.carry[16 * warp + g] = g & 1 ? x.product[0][1] : x.product[0][0];
       s.now.carry[16 * warp + 8 + g] = g & 1 ? x.product[1][3] : x.product[1][2];
@@ -251,14 +251,28 @@ struct ColumnGradients : WarpChannels<GATED> {
       packed[n][0] = pack_bf16(dk[n][0], dk[n][1]), packed[n][1] = pack_bf16(dk[n][2], dk[n][3]);
       this->from_columns(n) = {dg[n][0], dg[n][1], dg[n][2], dg[n][3]};
     }
-    this->put(s.k, packed);
+    this->put(kLogits ? s.now.dm : s.k, packed);
   }
   __device__ __forceinline__ void last() {  // dβ, a thread a time
     const ChannelScores& y = s.now;
     const int t = this->thread - kGradientThreads / 2;
-    if (!p.dbeta || t >= y.item.span.rows) return;
+    if ((kLogits && GATED) || !(p.dbeta || raw_gradients(p)) || t >= y.item.span.rows) return;
+    if constexpr (kLogits) return put_raw(y, t);
     p.dbeta[(y.item.slab * p.tokens + y.item.span.first + t) * p.value_heads + y.item.hv] =
         y.value_part[t] + y.key_part[0][t] + y.key_part[1][t] + y.key_part[2][t] + y.key_part[3][t];
+  }
+  __device__ __forceinline__ void put_raw(const ChannelScores& y, int t) {
+    const int64_t token = y.item.span.first + t;
+    float dbeta =
+        y.value_part[t] + y.key_part[0][t] + y.key_part[1][t] + y.key_part[2][t] + y.key_part[3][t];
+    if (p.sigmoid) {
+      const float2 b = sigmoids(p.strengths.at(token, y.item.hv));
+      dbeta *= p.beta_scale * b.x * b.y;
+    }
+    if (p.dstrengths)
+      put_logit(p.dstrengths, token * p.value_heads + y.item.hv, dbeta, p.strengths.half);
+    else
+      p.dbeta[(y.item.slab * p.tokens + token) * p.value_heads + y.item.hv] = dbeta;
   }
 };
 

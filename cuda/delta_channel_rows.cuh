@@ -18,23 +18,24 @@ struct RowProducts {
       for (int e = 0; e < 4; ++e) dq[n][e] = db[n][e] = 0.f;
   }
   __device__ __forceinline__ void settle_all() { settle(dq), settle(db); }
-  template <bool GATED>
-  __device__ __forceinline__ void values(const FastChannelBackward& p, const ChannelItem& item,
+  template <bool GATED, class P>
+  __device__ __forceinline__ void values(const P& p, const ChannelItem& item,
                                          const ChannelStage& stage, int v0) {
     const int warp = int(threadIdx.x) >> 5;
     warpgroup_begin();
     multiply_tiles<false, Inner::first, Inner::last>(dq, stage.state, stage.d_o, warp);
     multiply_tiles<false, Inner::first, Inner::last>(db, stage.state, stage.x, warp);
     warpgroup_commit();
-    if (item.slab == 0 && (p.dv || p.dwrite || p.dbeta))
-      value_gradients<GATED>(p, item.span, item.hv, v0, stage.x, sums);
+    if (item.slab == 0 && (p.dv || p.dwrite || p.dbeta || raw_gradients(p)))
+      value_gradients<GATED>(p, item.span, item.chunk, item.hv, v0, stage.x, sums);
   }
 };
 
 // 2 the decays. 3 dq and p through the state. 4 the tree. 5 dq, db, dg out.
-template <bool GATED>
-struct RowGradients : WarpChannels<GATED> {
-  using Base = WarpChannels<GATED>;
+template <bool GATED, class P>
+struct RowGradients : WarpChannels<GATED, P> {
+  using Base = WarpChannels<GATED, P>;
+  static constexpr bool kLogits = kOfLogits<P>;
   using Base::c, Base::g, Base::lane, Base::odd_pair, Base::p, Base::s, Base::second_half,
       Base::warp;
   float (&dq)[8][4];
@@ -42,13 +43,41 @@ struct RowGradients : WarpChannels<GATED> {
   float dg[8][4] = {};    // first, in [0] and [2], what later groups add to all of the group
   unsigned packed[8][2];  // dq
 
-  __device__ __forceinline__ RowGradients(const FastChannelBackward& p, ChannelShared& s,
-                                          RowProducts& x)
+  __device__ __forceinline__ RowGradients(const P& p, ChannelShared& s, RowProducts& x)
       : Base{p, s, thread_again()}, dq(x.dq), db(x.db) {}
 
+  // log2 of the decays in place of their raw values, a row of eight channels at a time. All four
+  // warps have read those before any is overwritten. Loops stay loops here: the code of the kernel
+  // is as long as the instruction cache can bear.
+  __device__ __forceinline__ void make_decays(const ChannelItem& item) {
+    const int r0 = this->thread / 8, c0 = this->thread % 8 * 8;
+    const HeadGate gate(p, item.hv);
+    float bias[8] = {};
+    if (p.dt_bias && c0 < item.channels(p))
+      load_pack<float>(bias, p.dt_bias + int64_t(item.hv) * p.key_dim + 64 * item.slab + c0);
+    uint4 z[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) z[i] = load_eight(s.raw_decays().at(r0 + 16 * i, c0));
+    barrier_wait<kGradientThreads / 2>(1);
+#pragma unroll 1
+    for (int r = r0; r < 64; r += 16) {
+      const Eight now(z[0]);
+      float x[8];
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x[e] = now.at(e) + bias[e];
+      gate.log2_decays(x, r < item.span.rows);
+      float4* to = reinterpret_cast<float4*>(s.g.at(r, c0));
+      to[0] = {x[0], x[1], x[2], x[3]}, to[1] = {x[4], x[5], x[6], x[7]};
+      z[0] = z[1], z[1] = z[2], z[2] = z[3];
+    }
+    barrier_wait<kGradientThreads / 2>(1);
+  }
   // Step 2; in place of g its exponentials.
-  __device__ __forceinline__ void prepare(const float (&sums)[4], float beta) {
-    constexpr float kLog2E = 1.4426950408889634f;
+  __device__ __forceinline__ void prepare(const float (&sums)[4], float beta,
+                                          const ChannelItem& item) {
+    float kLog2E = 1.4426950408889634f;
+    if constexpr (kLogits)
+      if (p.decays) make_decays(item), kLog2E = 1.f;
     const int t = this->thread;
     if (!GATED && t < 64) s.now.beta[t] = beta;
 #pragma unroll
@@ -58,7 +87,7 @@ struct RowGradients : WarpChannels<GATED> {
       sum += from_lane(sum, 4);
       if (t % 8 == 0) s.now.value_part[t / 8 + 16 * i] = sum;
     }
-#pragma unroll
+#pragma unroll(kLogits ? 1 : 8)
     for (int n = 0; n < 8; ++n) {
       float head[4], tail[4], total[2];
 #pragma unroll
@@ -225,9 +254,18 @@ struct RowGradients : WarpChannels<GATED> {
     float product[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) product[e] = k[e] * db[n][e];
-    if (GATED && p.derase) this->write(p.derase, product, n);
-    if (!GATED && p.dbeta) sum_key_part(product, n);
+    if constexpr (GATED && kLogits)
+      put_raw(product, n);
+    else if (GATED && p.derase)
+      this->write(p.derase, product, n);
+    if (!GATED && (p.dbeta || raw_gradients(p))) sum_key_part(product, n);
     this->multiply(db[n], erase);
+  }
+  // The gradients of b to the tile that its logits have been read from.
+  __device__ __forceinline__ void put_raw(const float (&x)[4], int n) const {
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      s.now.raw.at(8 * n + 2 * c + (e & 1), 16 * warp + 8 * (e >> 1))[g] = from_float<bf16_t>(x[e]);
   }
   // Of group n, Σ over the warp's channels of x = k·p.
   __device__ __forceinline__ void sum_key_part(const float (&x)[4], int n) const {
@@ -262,16 +300,22 @@ struct RowGradients : WarpChannels<GATED> {
     for (int n = 4; n < 8; ++n) hand_over(n);
     meet<0>();
   }
-  __device__ __forceinline__ void put_tile() { this->put(s.q, packed); }
+  // Where inputs are raw, q is still needed.
+  __device__ __forceinline__ void put_tile() { this->put(kLogits ? s.now.dp : s.q, packed); }
   __device__ __forceinline__ void last() {
-    if (!p.dg) return;
+    if (!kLogits && !p.dg) return;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       float other[4];
       this->spread(other, this->from_columns(n));
 #pragma unroll
       for (int e = 0; e < 4; ++e) dg[n][e] += other[e];
-      this->write(p.dg, dg[n], n);
+      if constexpr (!kLogits) {
+        this->write(p.dg, dg[n], n);
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) *this->at(s.now.erase, n, e) = dg[n][e];
+      }
     }
   }
 };

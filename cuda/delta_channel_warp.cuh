@@ -16,9 +16,9 @@ __device__ __forceinline__ int thread_again() {
   return x;
 }
 // Arrays of 4: a lane's values of one group, times 2c, 2c+1 of channel g, then of g+8.
-template <bool GATED>
+template <bool GATED, class P>
 struct WarpChannels {
-  const FastChannelBackward& p;
+  const P& p;
   ChannelShared& s;
   int thread;
   int lane = thread & 31, warp = thread >> 5 & 3;
@@ -151,8 +151,8 @@ struct WarpChannels {
 struct GroupDecays {
   float alpha[4], other[2];  // of the lane's times; of its neighbour's two
 
-  template <bool GATED>
-  __device__ __forceinline__ GroupDecays(const WarpChannels<GATED>& w, int n) {
+  template <bool GATED, class P>
+  __device__ __forceinline__ GroupDecays(const WarpChannels<GATED, P>& w, int n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) alpha[e] = *w.at(w.s.g, n, e);
     other[0] = from_lane(alpha[0] * alpha[1], 1), other[1] = from_lane(alpha[2] * alpha[3], 1);

@@ -64,6 +64,14 @@ struct Logits {
   }
 };
 
+// The gradient of one.
+__device__ __forceinline__ void put_logit(void* g, int64_t at, float x, bool half) {
+  if (half)
+    static_cast<bf16_t*>(g)[at] = from_float<bf16_t>(x);
+  else
+    static_cast<float*>(g)[at] = x;
+}
+
 struct FastProblem : Problem<bf16_t> {
   // a: [HV,tokens,128], A beside P = scale·Γ∘QKᵀ; states: [chunks,HV,V,K].
   static constexpr bool kLogits = false;

@@ -16,6 +16,7 @@
 // no scaled operand leaves them. Warps 0-3 own dq and p of the 64 channels
 // (delta_channel_rows.cuh), warps 4-7 own r (delta_channel_columns.cuh).
 #include "cuda/delta_channel_columns.cuh"
+#include "cuda/delta_channel_logit_gradients.cuh"
 #include "cuda/delta_channel_rows.cuh"
 
 namespace ebb::gpu::delta {
@@ -31,12 +32,15 @@ __device__ __forceinline__ ChannelItem item_again(const Backward& p, int64_t fir
 }
 
 // Four warps' way through an item. All eight meet at the barriers.
-template <bool GATED, class Products, template <bool> class Gradients>
-__device__ __forceinline__ void run(const Backward& p, const ChannelItem& item, int64_t first,
+template <bool GATED, class Products, template <bool, class> class Gradients, class P>
+__device__ __forceinline__ void run(const P& p, const ChannelItem& item, int64_t first,
                                     ChannelShared& s) {
   float beta = 0;
   if (!GATED && int(threadIdx.x) < item.span.rows)
-    beta = p.erase_strength(item.span.first + threadIdx.x, item.hv);
+    if constexpr (kOfLogits<P>)
+      beta = made_strength(p, item.chunk, item.hv, int(threadIdx.x));
+    else
+      beta = p.erase_strength(item.span.first + threadIdx.x, item.hv);
   Products x;
   x.settle_all();
   for (int v0 = 0; v0 < p.value_dim; v0 += 64) {
@@ -58,14 +62,18 @@ __device__ __forceinline__ void run(const Backward& p, const ChannelItem& item, 
   }
   wait_copy_groups<0>();
   meet<Products::kGroup>();
-  if (GATED)
+  if constexpr (GATED && kOfLogits<P>)
+    fetch_erase(p, item, s);
+  else if (GATED)
     s.now.erase.fetch(p.erase + item.gate_at(p), p.gate_stride(), item.span.rows, item.channels(p));
   commit_copies();
+  if constexpr (kOfLogits<P>) normalize_keys(p, item, s);
   if (threadIdx.x == 0) s.now.item = item;
-  Gradients<GATED> side(p, s, x);
-  side.prepare(x.sums, beta);
+  Gradients<GATED, P> side(p, s, x);
+  side.prepare(x.sums, beta, item);
   wait_copy_groups<0>();
   meet<Products::kGroup>();
+  if constexpr (GATED && kOfLogits<P>) make_erase<Products::kGroup>(p, s);
   side.tree();
   side.put_tile();
   meet<Products::kGroup>();
@@ -74,8 +82,8 @@ __device__ __forceinline__ void run(const Backward& p, const ChannelItem& item, 
 
 // Block (head and slab of 64 channels, chunk − first). No loop over items: the compiler would keep
 // what all of them share in registers.
-template <bool GATED>
-__global__ void __launch_bounds__(kGradientThreads, 2) gradient_kernel(Backward p, int64_t first) {
+template <bool GATED, class P>
+__global__ void __launch_bounds__(kGradientThreads, 2) gradient_kernel(P p, int64_t first) {
   auto& s = swizzled_shared<ChannelShared>();
   const ChannelItem item(p, first, blockIdx.x, blockIdx.y);
   if (item.span.rows == 0 || item.channels(p) <= 0) return;
@@ -86,6 +94,7 @@ __global__ void __launch_bounds__(kGradientThreads, 2) gradient_kernel(Backward 
     run<GATED, RowProducts, RowGradients>(p, item, first, s);
   else
     run<GATED, ColumnProducts, ColumnGradients>(p, item, first, s);
+  if constexpr (kOfLogits<P>) return store_raw_gradients<GATED>(p, s);
   const TilePlace at(thread_again());
   const ChannelItem& now = s.now.item;
   const int rows = now.span.rows, cols = now.channels(p);
@@ -93,16 +102,25 @@ __global__ void __launch_bounds__(kGradientThreads, 2) gradient_kernel(Backward 
   if (p.dk) at.store(p.dk + now.key_at(p), p.key_stride(), s.k, rows, cols);
 }
 
-}  // namespace
-
-void channel_fast_gradients(const FastChannelBackward& p, cudaStream_t stream) {
+template <class P>
+void launch_gradients(void (*kernel)(P, int64_t), const P& p, cudaStream_t stream) {
   constexpr int64_t kMost = 65535;
   const unsigned slabs = p.key_dim > 128 ? 4 : p.key_dim > 64 ? 2 : 1;  // a power of two
   for (int64_t first = 0; first < p.chunks; first += kMost) {
     const dim3 grid(slabs * unsigned(p.value_heads), unsigned(std::min(p.chunks - first, kMost)));
-    launch_fast<ChannelShared>(p.erase ? gradient_kernel<true> : gradient_kernel<false>,
-                               kGradientThreads, grid, stream, p, first);
+    launch_fast<ChannelShared>(kernel, kGradientThreads, grid, stream, p, first);
   }
+}
+
+}  // namespace
+
+void channel_fast_gradients(const FastChannelBackward& p, cudaStream_t stream) {
+  launch_gradients(p.erase ? gradient_kernel<true, Backward> : gradient_kernel<false, Backward>, p,
+                   stream);
+}
+void channel_fast_gradients(const LogitChannelBackward& p, cudaStream_t stream) {
+  using P = LogitChannelBackward;
+  launch_gradients(p.gated ? gradient_kernel<true, P> : gradient_kernel<false, P>, p, stream);
 }
 
 }  // namespace ebb::gpu::delta

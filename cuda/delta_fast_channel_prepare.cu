@@ -13,6 +13,11 @@
 //
 // A warp owns 8 tokens, a lane one of them and 16 of 64 channels: the order of channels inside a
 // product is free, and a lane's values are its fragments of either operand as they are.
+//
+// Raw inputs (cuda/delta_channel_logits.cuh): q and k stay as they are in bf16, their reciprocal
+// lengths go into factors of tokens that are there anyway: that of k_j into τ and the right
+// operands, that of k_i into b, that of q_i into the rows of P and into q∘γ.
+#include "cuda/delta_channel_logits.cuh"
 #include "cuda/delta_fast_inverse.cuh"
 #include "cuda/delta_fragments.cuh"
 #include "cuda/delta_rule_channel.cuh"
@@ -63,10 +68,42 @@ __device__ __forceinline__ void scaled_erase(unsigned (&y)[kOwn / 2], const Row<
                      high_half(x.k[i]) * x.erase[GATED ? 2 * i + 1 : 0] * f[2 * i + 1]);
 }
 
+// log2 of a token's decays from their raw values, not below `least`. Returns whether some are.
+__device__ __forceinline__ bool load_raw_decays(float (&g)[kOwn], const LogitChannel& p,
+                                                int64_t token, int hv, int channel, bool inside,
+                                                float least) {
+  const HeadGate gate(p, hv);
+  const int64_t at = int64_t(hv) * p.key_dim + channel;
+  const bf16_t* g_z = p.decays + token * p.decay_step + at;
+  bool steep = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const bool valid = inside && channel + 8 * half < p.key_dim;
+    const Eight z(valid ? load_eight(g_z + 8 * half) : uint4{});
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      float4 bias{};
+      if (valid && p.dt_bias)
+        bias = *reinterpret_cast<const float4*>(p.dt_bias + at + 8 * half + i);
+      const float y[4] = {z.at(i) + bias.x, z.at(i + 1) + bias.y, z.at(i + 2) + bias.z,
+                          z.at(i + 3) + bias.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = g[8 * half + i + e];
+        x = valid ? gate.log2_decay(y[e]) : 0.f;
+        steep |= x < kLeafLeast;
+        x = x < least ? least : x;  // NaN stays
+      }
+    }
+  }
+  return steep;
+}
 // log2 of a token's decays, not below `least`. Returns whether some are.
-__device__ __forceinline__ bool load_decays(float (&g)[kOwn], const Channel<bf16_t>& p,
-                                            int64_t token, int hv, int channel, bool inside,
-                                            float least) {
+template <class P>
+__device__ __forceinline__ bool load_decays(float (&g)[kOwn], const P& p, int64_t token, int hv,
+                                            int channel, bool inside, float least) {
+  if constexpr (kOfLogits<P>)
+    if (p.decays) return load_raw_decays(g, p, token, hv, channel, inside, least);
   const float4* g_g = reinterpret_cast<const float4*>(p.g + p.gate_at(token, hv) + channel);
   bool positive = false, steep = false;
 #pragma unroll
@@ -85,9 +122,9 @@ __device__ __forceinline__ bool load_decays(float (&g)[kOwn], const Channel<bf16
   if (positive) *p.positive_decay = 1;
   return steep;
 }
-template <bool GATED>
-__device__ __forceinline__ void load_row(Row<GATED>& x, const Channel<bf16_t>& p, int64_t token,
-                                         int hv, int channel, bool inside) {
+template <bool GATED, class P>
+__device__ __forceinline__ void load_row(Row<GATED>& x, const P& p, int64_t token, int hv,
+                                         int channel, bool inside) {
   const uint4* g_q = reinterpret_cast<const uint4*>(p.q + p.key_at(token, hv) + channel);
   const uint4* g_k = reinterpret_cast<const uint4*>(p.k + p.key_at(token, hv) + channel);
   if (!GATED) x.erase[0] = inside ? p.erase_strength(token, hv) : 0.f;
@@ -97,6 +134,14 @@ __device__ __forceinline__ void load_row(Row<GATED>& x, const Channel<bf16_t>& p
     const uint4 q = valid ? g_q[half] : uint4{}, k = valid ? g_k[half] : uint4{};
     x.q[4 * half] = q.x, x.q[4 * half + 1] = q.y, x.q[4 * half + 2] = q.z, x.q[4 * half + 3] = q.w;
     x.k[4 * half] = k.x, x.k[4 * half + 1] = k.y, x.k[4 * half + 2] = k.z, x.k[4 * half + 3] = k.w;
+    if constexpr (GATED && kOfLogits<P>)
+      if (p.erases) {
+        const int64_t at = token * p.erase_step + int64_t(hv) * p.key_dim + channel + 8 * half;
+        const Eight b(valid ? load_eight(p.erases + at) : uint4{});
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x.erase[8 * half + i] = p.beta_scale * sigmoids(b.at(i)).x;
+        continue;
+      }
     if constexpr (GATED) {
       const float4* g_erase =
           reinterpret_cast<const float4*>(p.erase + p.gate_at(token, hv) + channel);
@@ -108,6 +153,25 @@ __device__ __forceinline__ void load_row(Row<GATED>& x, const Channel<bf16_t>& p
       }
     }
   }
+}
+
+// Reciprocal lengths of the lane's query and key, K <= 64.
+template <bool GATED>
+__device__ __forceinline__ float2 lengths_of(const Row<GATED>& row) {
+  float query = 0, key = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn / 2; ++i) {
+    query = fmaf(low_half(row.q[i]), low_half(row.q[i]), query);
+    query = fmaf(high_half(row.q[i]), high_half(row.q[i]), query);
+    key = fmaf(low_half(row.k[i]), low_half(row.k[i]), key);
+    key = fmaf(high_half(row.k[i]), high_half(row.k[i]), key);
+  }
+#pragma unroll
+  for (int o = 1; o < 4; o *= 2) {
+    query += __shfl_xor_sync(0xffffffffu, query, o);
+    key += __shfl_xor_sync(0xffffffffu, key, o);
+  }
+  return {reciprocal_of(query), reciprocal_of(key)};
 }
 
 // sum = log decays of the warp's tokens up to the lane's, from its own; total = of all eight.
@@ -178,11 +242,12 @@ __device__ __forceinline__ void put_product(PrepareShared& s, const unsigned (&q
   put_tile<PLAIN>(s, d, warp, column, add, l);
 }
 
-// The leaf, from registers; sum and total as of sums_of.
-template <bool PLAIN, bool GATED>
+// The leaf, from registers; sum and total as of sums_of. LOGITS: `key` is log2 of what the key is
+// multiplied with.
+template <bool PLAIN, bool LOGITS, bool GATED>
 __device__ __forceinline__ void multiply_leaf(float (&d)[4], const Row<GATED>& row,
-                                              const float (&sum)[kOwn],
-                                              const float (&total)[kOwn]) {
+                                              const float (&sum)[kOwn], const float (&total)[kOwn],
+                                              float key) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     unsigned q[2], b[2], k[2];
@@ -195,8 +260,8 @@ __device__ __forceinline__ void multiply_leaf(float (&d)[4], const Row<GATED>& r
       b[h] = PLAIN ? 0u
                    : pack_bf16(low_half(row.k[x]) * row.erase[GATED ? c : 0] * up[0],
                                high_half(row.k[x]) * row.erase[GATED ? c + 1 : 0] * up[1]);
-      k[h] = pack_bf16(low_half(row.k[x]) * exp2_fast(-first),
-                       high_half(row.k[x]) * exp2_fast(-second));
+      k[h] = pack_bf16(low_half(row.k[x]) * exp2_fast(LOGITS ? key - first : -first),
+                       high_half(row.k[x]) * exp2_fast(LOGITS ? key - second : -second));
     }
     mma(d, {q[0], b[0], q[1], b[1]}, k[0], k[1]);
   }
@@ -295,8 +360,9 @@ __device__ __forceinline__ void store_lower(bf16_t* g, const float* s, float sca
 }
 
 // γ_n by channel of a slab, and β (1 where V comes with its gate).
-__device__ __forceinline__ void write_total(const PrepareShared& s, const Channel<bf16_t>& p,
-                                            Span span, int64_t chunk, int hv, int slab) {
+template <class P>
+__device__ __forceinline__ void write_total(const PrepareShared& s, const P& p, Span span,
+                                            int64_t chunk, int hv, int slab) {
   const int t = int(threadIdx.x);
   float* g_total = p.total + p.total_at(chunk, hv);
   if (t < 64 && 64 * slab + t < p.key_dim) {
@@ -314,13 +380,25 @@ __device__ __forceinline__ void write_total(const PrepareShared& s, const Channe
 }
 
 // w∘V of a chunk, by threads `first`....
-__device__ __forceinline__ void write_written(const Channel<bf16_t>& p, Span span, int hv,
-                                              int first) {
+template <class P>
+__device__ __forceinline__ void write_written(const P& p, Span span, int hv, int first) {
   const int packs = p.value_dim / 8;
   for (int i = int(threadIdx.x) - first; i < span.rows * packs; i += kThreads - first) {
     const int r = i / packs, c = i % packs * 8;
     const int64_t from = p.value_at(span.first + r, hv) + c;
     const uint4 v = *reinterpret_cast<const uint4*>(p.v + p.v_at(span.first + r, hv) + c);
+    if constexpr (kOfLogits<P>)
+      if (p.writes) {
+        const Eight raw(
+            load_eight(p.writes + (span.first + r) * p.write_step + int64_t(hv) * p.value_dim + c));
+        const Eight x(v);
+        float y[8];
+#pragma unroll
+        for (int e = 0; e < 8; ++e) y[e] = x.at(e) * sigmoids(raw.at(e)).x;
+        *reinterpret_cast<uint4*>(p.written + p.row_at(span.first + r, hv) * p.value_dim + c) =
+            pack_eight(y);
+        continue;
+      }
     const float4 w = *reinterpret_cast<const float4*>(p.write + from);
     const float4 y = *reinterpret_cast<const float4*>(p.write + from + 4);
     *reinterpret_cast<uint4*>(p.written + p.row_at(span.first + r, hv) * p.value_dim + c) = {
@@ -335,9 +413,9 @@ __device__ __forceinline__ void write_written(const Channel<bf16_t>& p, Span spa
 // its leaf. 2 right operands, k∘τ. 3 left operands and their products, q∘γ and b∘k∘γ. Then 4 A =
 // (I+M)⁻¹ by two warps; the others store P, and w∘V. 5 A stored. PLAIN: nothing is erased, so that
 // there is no b∘k∘γ, M and A.
-template <bool SCORES, bool GATED, bool PLAIN>
-__global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
-    channel_prepare_kernel(Channel<bf16_t> p) {
+template <bool SCORES, bool GATED, bool PLAIN, class P = Channel<bf16_t>>
+__global__ void __launch_bounds__(kThreads, GATED ? 2 : 3) channel_prepare_kernel(P p) {
+  constexpr bool kLogits = kOfLogits<P>;
   auto& s = dynamic_shared<PrepareShared>();
   const Lane l;
   const int warp = int(threadIdx.x) >> 5, hv = int(blockIdx.x), own = (kOwn + 4) * l.c;
@@ -351,20 +429,32 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
       Row<GATED> row;
       float head[kOwn], tail[kOwn];  // 1
       load_row(row, p, token, hv, channel, inside);
+      float2 length{1.f, 1.f};  // reciprocals, of the query and of the key
+      float key = 0;
+      if constexpr (kLogits)
+        if (p.normalize) {
+          length = lengths_of(row), key = log2_fast(length.y);
+#pragma unroll
+          for (float& b : row.erase) b *= length.y;
+          if (p.lengths && l.c == 0)
+            p.lengths[(chunk * p.value_heads + hv) * kChunk + 8 * warp + l.g] = length;
+        }
       const bool steep = load_decays(head, p, token, hv, channel, inside, kLeast);
       float d[4] = {};
       if (SCORES && __any_sync(0xffffffffu, steep)) {
         load_decays(head, p, token, hv, channel, inside, kLeafLeast);
         sums_of(head, tail);
-        multiply_leaf<PLAIN>(d, row, head, tail);
+        multiply_leaf<PLAIN, kLogits>(d, row, head, tail, key);
         load_decays(head, p, token, hv, channel, inside, kLeast);
         sums_of(head, tail);
       } else {
         sums_of(head, tail);
-        if (SCORES) multiply_leaf<PLAIN>(d, row, head, tail);
+        if (SCORES) multiply_leaf<PLAIN, kLogits>(d, row, head, tail, key);
       }
       if (SCORES) {
-        const float score = own_score(row);
+        float score = own_score(row);
+        if (kLogits) score *= length.y;
+        if (kLogits && l.c == 0) s.p[(8 * warp + l.g) * kInverseRow + kChunk] = length.x;
         if (2 * l.c == l.g) d[0] = score;
         if (2 * l.c + 1 == l.g) d[1] = score;
         put_tile<PLAIN>(s, d, warp, warp, slab > 0, l);
@@ -372,6 +462,7 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
         tail[i] = exp2_fast(tail[i] - head[i]);
+        if (kLogits) tail[i] *= length.y;
         head[i] = exp2_fast(head[i]);
       }
       if (slab > 0) __syncthreads();
@@ -386,10 +477,10 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
                              p.key_dim);  // 2
       write_total(s, p, span, chunk, hv, slab);
       if (SCORES) __syncthreads();
-      left_operands<SCORES, PLAIN>(s, row, head, warp, own, slab > 0, p.scale,
-                                   inside ? p.queries + at : nullptr, p.erased + at, channel,
-                                   p.key_dim,
-                                   l);  // 3
+      left_operands<SCORES, PLAIN>(
+          s, row, head, warp, own, slab > 0, kLogits ? p.scale * length.x : p.scale,
+          inside ? p.queries + at : nullptr, p.erased + at, channel, p.key_dim,
+          l);  // 3
     }
     __syncthreads();
     if (!SCORES) continue;
@@ -397,7 +488,9 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3)
     constexpr int kFirst = PLAIN ? 0 : 64;  // the others invert
     const auto store = [&] {
       for (int i = int(threadIdx.x) - kFirst; i < span.rows * 8; i += kThreads - kFirst)
-        store_lower(p.scores + square, s.p, p.scale, i >> 3, 8 * (i & 7));
+        store_lower(p.scores + square, s.p,
+                    kLogits ? p.scale * s.p[(i >> 3) * kInverseRow + kChunk] : p.scale, i >> 3,
+                    8 * (i & 7));
       if (GATED && p.written) write_written(p, span, hv, 64);
     };
     if constexpr (PLAIN)
@@ -422,6 +515,17 @@ void channel_fast_prepare(const Channel<bf16_t>& p, Prepare what, cudaStream_t s
                                                   : channel_prepare_kernel<false, true, false>
                                : scores ? channel_prepare_kernel<true, false, false>
                                        : channel_prepare_kernel<false, false, false>,
+                             kThreads, grid, stream, p);
+}
+
+void channel_fast_prepare(const LogitChannel& p, Prepare what, cudaStream_t stream) {
+  const dim3 grid(unsigned(p.value_heads), unsigned(std::min<int64_t>(p.chunks, 65535)));
+  const bool scores = what == Prepare::everything;
+  using P = LogitChannel;
+  launch_fast<PrepareShared>(p.gated  ? scores ? channel_prepare_kernel<true, true, false, P>
+                                               : channel_prepare_kernel<false, true, false, P>
+                              : scores ? channel_prepare_kernel<true, false, false, P>
+                                      : channel_prepare_kernel<false, false, false, P>,
                              kThreads, grid, stream, p);
 }
 

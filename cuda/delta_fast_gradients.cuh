@@ -6,12 +6,6 @@
 
 namespace ebb::gpu::delta::rule {
 
-__device__ __forceinline__ void put_logit(void* g, int64_t at, float x, bool half) {
-  if (half)
-    static_cast<bf16_t*>(g)[at] = from_float<bf16_t>(x);
-  else
-    static_cast<float*>(g)[at] = x;
-}
 // dg and dβ of a token, or those of their logits; to the sums what A_log and dt_bias want.
 template <class P>
 __device__ __forceinline__ void write_gates(const P& p, int64_t token, int hv, float dg,

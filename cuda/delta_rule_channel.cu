@@ -215,8 +215,17 @@ ChannelOperands make_operands(const DeltaRuleProblem& p, const DeltaRuleGradient
   const Device device = p.v.device();
   const int64_t chunks = p.layout.chunk_count(p.batch(), p.time(), chunk_of(p));
   const Shape shape{p.value_heads(), p.batch() * p.time(), p.key_dim()};
+  int64_t taken = 0;  // elements of the one matrix of all gradients, where dq is columns of it
+  const bool columns = grads.dq && grads.dk && grads.dv && !grads.dq.is_contiguous();
+  const int64_t room = columns ? 2 * grads.dq.numel() + grads.dv.numel() : 0;
   const auto operand = [&](const Tensor& place) {
-    const bool fits = place.defined() && place.numel() == shape.numel();
+    if (columns && taken + shape.numel() <= room) {
+      const Tensor part = Tensor::wrap(grads.dq.storage(), p.v.dtype(), {shape.numel()}, {1},
+                                       grads.dq.offset() + taken);
+      taken += shape.numel();
+      return part.view(shape);
+    }
+    const bool fits = !columns && place.defined() && place.numel() == shape.numel();
     return fits ? place.view(shape) : Tensor::empty(shape, p.v.dtype(), device);
   };
   const Tensor queries = operand(grads.dq);
@@ -228,7 +237,9 @@ template <class T>
 Channel<device_t<T>> make_channel(const DeltaRuleProblem& p, const DeltaRuleSaved& saved,
                                   const ChannelOperands& operands, const Tensor& chunk_before) {
   Channel<device_t<T>> d{make_problem<T>(p, saved, chunk_before)};
-  d.erase = ptr<float>(p.erase), d.write = ptr<float>(p.write);
+  if (p.in_place && !p.A_log) d.g = ptr<float>(p.g);
+  if (p.in_place && !p.sigmoid) d.beta = ptr<float>(p.beta);
+  if (!p.sigmoid) d.erase = ptr<float>(p.erase), d.write = ptr<float>(p.write);
   d.scores = ptr<T>(saved.scores);
   d.queries = ptr<T>(operands.queries), d.erased = ptr<T>(operands.erased);
   d.kept = ptr<T>(operands.kept), d.written = ptr<T>(operands.written);

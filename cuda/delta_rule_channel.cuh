@@ -140,7 +140,7 @@ __device__ __forceinline__ void load_square(const T* g_x, const Channel<T>& p, S
 
 // The temporaries of one pass: the operands of the scans; γ_n and β. Backward works out dq and dk
 // after its scan has read them: where they have the size, two operands lie in their place till
-// then.
+// then; where dq, dk and dv are columns of one matrix, as many as have room there.
 struct ChannelOperands {
   Tensor queries, erased, kept, written, total;
 };

@@ -4,7 +4,7 @@
 // grouped heads or more than one slab 5, their sums. Equations of
 // ops/delta_rule_channel_cpu_bwd.cpp. In bf16, where channel_fast_path() says so, the kernels of
 // delta_fast_channel*.cu.
-#include "cuda/delta_rule_channel.cuh"
+#include "cuda/delta_channel_logits.cuh"
 
 namespace ebb::gpu::delta {
 namespace {
@@ -174,12 +174,13 @@ __global__ void __launch_bounds__(kTileThreads) reverse_kernel(Backward<T> p) {
 }
 
 // out[i] = Σ_slabs parts[slab,i], in order.
-__global__ void sum_slabs_kernel(const float* parts, float* out, int64_t count, int slabs) {
+template <class T>
+__global__ void sum_slabs_kernel(const float* parts, T* out, int64_t count, int slabs) {
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
        i += int64_t(gridDim.x) * blockDim.x) {
     float sum = 0;
     for (int s = 0; s < slabs; ++s) sum += parts[s * count + i];
-    out[i] = sum;
+    out[i] = from_float<T>(sum);
   }
 }
 
@@ -187,9 +188,11 @@ void sum_slabs(const Tensor& parts, const Tensor& out) {
   const int64_t count = out.numel();
   if (count == 0) return;
   const int64_t blocks = std::min<int64_t>(ceil_div(count, 256), 65536);
-  sum_slabs_kernel<<<unsigned(blocks), 256, 0, stream_of(out)>>>(ptr<float>(parts), ptr<float>(out),
-                                                                 count, int(parts.size(0)));
-  check_launch();
+  visit_compute(out.dtype(), [&]<class Host>() {
+    sum_slabs_kernel<<<unsigned(blocks), 256, 0, stream_of(out)>>>(
+        ptr<float>(parts), ptr<Host>(out), count, int(parts.size(0)));
+    check_launch();
+  });
 }
 
 }  // namespace
@@ -229,10 +232,13 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
     p.dv = ptr<Host>(grads.dv);
     if (grads.dv && !grads.dv.is_contiguous()) p.dvalue_step = token_step(grads.dv, 2);
     p.dq_terms = ptr<float>(dq_terms), p.dk_terms = ptr<float>(dk_terms);
-    p.dg = ptr<float>(grads.dg), p.dbeta = ptr<float>(dbeta), p.dh0 = ptr<float>(grads.dh0);
-    p.derase = ptr<float>(grads.derase), p.dwrite = ptr<float>(grads.dwrite);
+    p.dh0 = ptr<float>(grads.dh0);
+    if (!problem.A_log) p.dg = ptr<float>(grads.dg);
+    if (!problem.in_place || slabs > 1) p.dbeta = ptr<float>(dbeta);
+    if (!problem.sigmoid) p.derase = ptr<float>(grads.derase), p.dwrite = ptr<float>(grads.dwrite);
     if constexpr (sizeof(T) == 2)
       if (fast) {
+        if (problem.in_place) return raw_backward(p, problem, grads, stream);
         channel_fast_prepare(p, Prepare::operands, stream);
         channel_fast_reverse(p, device, stream);
         channel_fast_gradients(p, stream);

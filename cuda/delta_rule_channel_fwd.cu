@@ -2,7 +2,7 @@
 // every chunk (delta_rule_channel.cu), 2 the scan over chunks, 3 the read-out of every chunk;
 // or 2 and 3 as one kernel on tensor cores (delta_fast_channel.cu).
 // Blocks of 256 threads; each loops over its items, should there be more than the grid can hold.
-#include "cuda/delta_rule_channel.cuh"
+#include "cuda/delta_channel_logits.cuh"
 
 namespace ebb::gpu::delta {
 namespace {
@@ -194,6 +194,10 @@ namespace ebb::gpu {
 bool channel_delta_rule_reads_rows(const DeltaRuleProblem& problem) {
   return delta::channel_fast_sizes(problem);
 }
+bool channel_delta_rule_normalizes(const DeltaRuleProblem& problem) {
+  return delta::channel_fast_sizes(problem) && problem.key_dim() <= 64 &&
+         problem.heads() == problem.value_heads();
+}
 
 DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& problem, const Tensor& o,
                                       const Tensor& ht) {
@@ -221,7 +225,10 @@ DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& problem, const Ten
     p.plain = plain;
     if constexpr (sizeof(T) == 2)
       if (fast) {
-        channel_fast_prepare(p, Prepare::everything, stream);
+        if (problem.in_place)
+          channel_fast_prepare(LogitChannel{p, raw_gates(problem)}, Prepare::everything, stream);
+        else
+          channel_fast_prepare(p, Prepare::everything, stream);
         return channel_fast_scan(p, ptr<Host>(o), ptr<float>(ht), device, stream);
       }
     prepare(p, Prepare::everything, stream);

@@ -80,11 +80,12 @@ struct DeltaRuleProblem {
   SeqLayout layout = {};
   int64_t chunk = 64;
   // Set only where gpu::gated_delta_rule_fuses: rows of tokens may lie apart (aligned to 16 bytes,
-  // those of q and k at equal distances), and g and beta may be logits of any dtype.
+  // those of q and k at equal distances), and g and beta may be logits of any dtype. Per channel:
+  // gpu::channel_delta_rule_normalizes.
   bool in_place = false;
   bool normalize = false, sigmoid = false;
   double beta_scale = 1, lower_bound = 0;
-  Tensor A_log = {}, dt_bias = {};  // [HV]
+  Tensor A_log = {}, dt_bias = {};  // [HV]; [HV] or [HV·K]
 
   int64_t batch() const { return q.size(0); }
   int64_t time() const { return q.size(1); }

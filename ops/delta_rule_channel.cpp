@@ -35,43 +35,95 @@ Gates composed(const char* op, Gates gates, const DeltaRuleOptions& options) {
   return gates;
 }
 
-// The problem's tensors apart from what they were made of.
+// The problem's tensors apart from what they were made of, where that is not the kernels' work.
 struct Made {
   Tensor q_length, k_length;     // reciprocal lengths
   Tensor z, beta, erase, write;  // logits
   Tensor A_log, dt_bias;         // [HV], [HV·K]
 };
 
-// Finished inputs; where the options make them of others, those are left in `made`. v may lie apart
-// where the kernels read it so.
-DeltaRuleProblem finished_problem(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
-                                  const Gates& gates, const DeltaRuleOptions& options, Made& made) {
-  DeltaRuleProblem p;
-  p.chunk = options.chunk;
-  p.q = options.normalize_qk ? unit_rows_of(q, &made.q_length) : q.contiguous();
-  p.k = options.normalize_qk ? unit_rows_of(k, &made.k_length) : k.contiguous();
-  p.v = v;
-  const bool rows = kWithCuda && v.on_cuda() && gpu::channel_delta_rule_reads_rows(p);
-  p.v = rows ? token_rows(v) : v.contiguous();
-  const Tensor& g = gates.g.value();
-  if (options.A_log.defined()) {
-    made.A_log = gate_parameter(op, "A_log", options.A_log.value(), {v.size(2)}, v);
-    made.dt_bias = channel_bias(op, options.dt_bias.value(), v.size(2), g.size(3), v);
-    const DecayGateArgs in = decay_arguments(g, made.A_log, made.dt_bias, options.lower_bound);
-    made.z = in.a.t;
-    p.g = decays_of(in, g.shape());
+// Which parts of the options the kernels take on themselves.
+struct InKernels {
+  bool rows = false;  // v may lie apart
+  bool lengths = false, decays = false, strengths = false;
+
+  bool any() const { return lengths || decays || strengths; }
+};
+InKernels in_kernels(const Tensor& q, const Tensor& v, const Gates& gates,
+                     const DeltaRuleOptions& options) {
+  DeltaRuleProblem sizes;
+  sizes.q = q, sizes.v = v, sizes.chunk = options.chunk;
+  if (!kWithCuda || !v.on_cuda() || !gpu::channel_delta_rule_reads_rows(sizes)) return {};
+  const auto half = [](const Var& x) { return !x.defined() || x.value().dtype() == DType::bf16; };
+  const bool strengths = options.sigmoid && half(gates.erase) && half(gates.write);
+  InKernels in{.rows = true};
+  if (gates.erase.defined() && !strengths) return in;
+  in.lengths = options.normalize_qk && gpu::channel_delta_rule_normalizes(sizes);
+  in.decays = options.A_log.defined() && half(gates.g);
+  in.strengths = strengths;
+  return in;
+}
+
+Tensor aligned_dense(const Tensor& t) {
+  if (!t) return t;
+  const Tensor dense = t.contiguous();
+  return reinterpret_cast<uintptr_t>(dense.raw()) % 16 == 0 ? dense : dense.clone();
+}
+
+void take_rows(const Tensor& q, const Tensor& k, bool normalize, bool in_place, DeltaRuleProblem& p,
+               Made& made) {
+  if (normalize) {
+    p.q = unit_rows_of(q, &made.q_length), p.k = unit_rows_of(k, &made.k_length);
+  } else if (in_place) {
+    p.q = token_rows(q), p.k = token_rows(k);
+    if (token_step(p.q) != token_step(p.k)) p.q = q.clone(), p.k = k.clone();
   } else {
-    p.g = g.contiguous();
+    p.q = q.contiguous(), p.k = k.contiguous();
   }
-  const auto finish = [&](const Var& from, double scale, Tensor& raw, Tensor& to) {
+}
+void take_decays(const char* op, const Tensor& g, bool in_kernel, const DeltaRuleOptions& options,
+                 DeltaRuleProblem& p, Made& made) {
+  if (!options.A_log.defined()) return void(p.g = p.in_place ? aligned_dense(g) : g.contiguous());
+  const int64_t heads = p.v.size(2);
+  const Tensor A_log = gate_parameter(op, "A_log", options.A_log.value(), {heads}, p.v);
+  const Tensor bias = channel_bias(op, options.dt_bias.value(), heads, g.size(3), p.v);
+  if (in_kernel) {
+    p.g = token_rows(g), p.A_log = A_log, p.dt_bias = aligned_dense(bias);
+    return;
+  }
+  made.A_log = A_log, made.dt_bias = bias;
+  const DecayGateArgs in = decay_arguments(g, made.A_log, made.dt_bias, options.lower_bound);
+  made.z = in.a.t;
+  p.g = decays_of(in, g.shape());
+}
+void take_strengths(const Gates& gates, const DeltaRuleOptions& options, DeltaRuleProblem& p,
+                    Made& made) {
+  const auto take = [&](const Var& from, double scale, Tensor& raw, Tensor& to) {
     if (!from.defined()) return;
-    if (!options.sigmoid) return void(to = from.value().contiguous());
-    raw = as_rows(from.value(), from.dim() - 2).t;
+    const Tensor& x = from.value();
+    if (p.sigmoid) return void(to = x.dim() == 4 ? token_rows(x) : as_rows(x).t);
+    if (!options.sigmoid) return void(to = p.in_place ? aligned_dense(x) : x.contiguous());
+    raw = as_rows(x, x.dim() - 2).t;
     to = strengths_of(raw, scale);
   };
-  finish(gates.beta, options.beta_scale, made.beta, p.beta);
-  finish(gates.erase, options.beta_scale, made.erase, p.erase);
-  finish(gates.write, 1, made.write, p.write);
+  take(gates.beta, options.beta_scale, made.beta, p.beta);
+  take(gates.erase, options.beta_scale, made.erase, p.erase);
+  take(gates.write, 1, made.write, p.write);
+}
+
+// With the options as far as the kernels take them. The rest is finished, and what it was made of
+// left in `made`.
+DeltaRuleProblem problem_of(const char* op, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Gates& gates, const DeltaRuleOptions& options, Made& made) {
+  const InKernels kernels = in_kernels(q, v, gates, options);
+  DeltaRuleProblem p;
+  p.chunk = options.chunk;
+  p.v = kernels.rows ? token_rows(v) : v.contiguous();
+  p.in_place = kernels.any(), p.normalize = kernels.lengths, p.sigmoid = kernels.strengths;
+  p.beta_scale = options.beta_scale, p.lower_bound = options.lower_bound;
+  take_rows(q, k, options.normalize_qk && !kernels.lengths, p.in_place, p, made);
+  take_decays(op, gates.g.value(), kernels.decays, options, p, made);
+  take_strengths(gates, options, p, made);
   return p;
 }
 
@@ -98,7 +150,7 @@ struct Recorded {
 };
 // Inputs of the node, and the first of its saved tensors that only logits have.
 enum Input { kQ, kK, kV, kG, kBeta, kErase, kWrite, kH0, kALog, kBias };
-constexpr int kFirstMade = 13;
+constexpr int kFirstMade = 15;
 
 Tensor empty_of(const Tensor& like) {
   return Tensor::empty(like.shape(), like.dtype(), like.device());
@@ -131,6 +183,8 @@ void pass_on(BackwardContext& ctx, const DeltaRuleProblem& p, const Made& made, 
   const auto strength = [](const Tensor& raw, double scale, Tensor& dy) {
     if (raw && dy) dy = strengths_gradient(raw, scale, dy);
   };
+  if (grads.dA_log) ctx.grad(kALog, grads.dA_log);
+  if (grads.ddt_bias) ctx.grad(kBias, grads.ddt_bias.view(r.bias));
   strength(made.beta, r.sizes.beta_scale, grads.dbeta);
   strength(made.erase, r.sizes.beta_scale, grads.derase);
   strength(made.write, 1, grads.dwrite);
@@ -148,23 +202,27 @@ void backward_pass(BackwardContext& ctx, const Recorded& r) {
   const auto made_of = [&](int i) { return ctx.saved(kFirstMade + i); };
   const Made made{made_of(0), made_of(1), made_of(2), made_of(3),
                   made_of(4), made_of(5), made_of(6), made_of(7)};
+  p.A_log = ctx.saved(13), p.dt_bias = ctx.saved(14);
   if (r.recompute) {
     p.h0 = ctx.saved(12);
     saved = forward_pass(p, empty_of(p.v), Tensor());
   }
   const auto wanted = [&](bool on, const Tensor& like) { return on ? empty_of(like) : Tensor(); };
-  const bool gates = ctx.needs(kG) || ctx.needs(kALog) || ctx.needs(kBias);
+  const bool gates = ctx.needs(kG) || (made.z && (ctx.needs(kALog) || ctx.needs(kBias)));
   DeltaRuleGradients columns;
   if (r.neighbours && ctx.needs(kQ) && ctx.needs(kK) && ctx.needs(kV))
     neighbouring_gradients(p.q.shape(), p.v.shape(), p.q, columns);
-  DeltaRuleGradients grads{wanted(ctx.needs(kQ), p.q),
-                           wanted(ctx.needs(kK), p.k),
+  const bool keys = columns.dq && !made.q_length;  // else their own way back puts them there
+  DeltaRuleGradients grads{keys ? columns.dq : wanted(ctx.needs(kQ), p.q),
+                           keys ? columns.dk : wanted(ctx.needs(kK), p.k),
                            columns.dv ? columns.dv : wanted(ctx.needs(kV), p.v),
                            wanted(gates, p.g),
                            wanted(ctx.needs(kBeta), p.beta),
                            ctx.needs(kH0) ? empty_state(p) : Tensor()};
   grads.derase = wanted(ctx.needs(kErase), p.erase);
   grads.dwrite = wanted(ctx.needs(kWrite), p.write);
+  grads.dA_log = wanted(p.A_log && ctx.needs(kALog), p.A_log);
+  grads.ddt_bias = wanted(p.dt_bias && ctx.needs(kBias), p.dt_bias);
   const Tensor d_o = ctx.dy(0).contiguous();
   const Tensor dht = r.final_state && ctx.has_dy(1) ? ctx.dy(1).contiguous() : Tensor();
   if (kWithCuda && d_o.on_cuda())
@@ -186,7 +244,7 @@ DeltaRuleOutput channel_delta_rule(const char* op, const Var& q, const Var& k, c
       {&k.value(), &v.value(), &gates.g.value(), &gates.beta.value(), &gates.erase.value(),
        &gates.write.value(), &h0.value(), &options.A_log.value(), &options.dt_bias.value()});
   Made made;
-  DeltaRuleProblem p = finished_problem(op, q.value(), k.value(), v.value(), gates, options, made);
+  DeltaRuleProblem p = problem_of(op, q.value(), k.value(), v.value(), gates, options, made);
   check_sequences(op, p, h0.value(), options);
   const Tensor o = empty_of(p.v);
   const Tensor ht = options.want_final_state ? empty_state(p) : Tensor();
@@ -195,17 +253,17 @@ DeltaRuleOutput channel_delta_rule(const char* op, const Var& q, const Var& k, c
   if (options.recompute) saved = {}, start = p.h0;
   // Rows that lie apart have been taken as they are: then dv may lie apart, too.
   const bool apart = p.v.storage() == v.value().storage() && !p.v.is_contiguous();
+  const bool keys_apart = made.q_length || (p.in_place && p.heads() == p.value_heads());
   Recorded r{sizes_of(p), options.want_final_state, options.recompute,
-             apart && options.normalize_qk && neighbours(q.value(), k.value(), v.value()),
+             apart && keys_apart && neighbours(q.value(), k.value(), v.value()),
              options.dt_bias.defined() ? options.dt_bias.shape() : Shape{}};
-  r.sizes.beta_scale = options.beta_scale, r.sizes.lower_bound = options.lower_bound;
   const std::vector<Var> out = record(
       op,
       {q, k, v, gates.g, gates.beta, gates.erase, gates.write, h0, options.A_log, options.dt_bias},
-      {p.q,        p.k,           p.v,           p.g,          p.beta,      p.erase,
-       p.write,    saved.a,       saved.states,  saved.values, saved.gates, saved.scores,
-       start,      made.q_length, made.k_length, made.z,       made.beta,   made.erase,
-       made.write, made.A_log,    made.dt_bias},
+      {p.q,       p.k,        p.v,          p.g,           p.beta,        p.erase,
+       p.write,   saved.a,    saved.states, saved.values,  saved.gates,   saved.scores,
+       start,     p.A_log,    p.dt_bias,    made.q_length, made.k_length, made.z,
+       made.beta, made.erase, made.write,   made.A_log,    made.dt_bias},
       {o, ht}, [r](BackwardContext& ctx) { backward_pass(ctx, r); });
   return {out[0], out[1]};
 }

@@ -34,6 +34,11 @@
 //   that begin at no 16-byte boundary; blocks
 //   with less than 227 KB of shared memory
 // Few and long sequences are cut into segments that run side by side, for K <= 128.
+//
+// What the options make of raw inputs is the work of the same kernels on tensor cores where logits
+// by channel are bf16 (those of beta may be f32); so is the normalisation of q and k for K <= 64
+// and HV = H. Inputs are then saved as they are, and no finished copy of them is made. Elsewhere
+// the options are operators of their own inside the one node.
 #pragma once
 #include "ops/delta_rule.h"
 
@@ -73,6 +78,12 @@ namespace gpu {
 // Whether v, and the gradient of v, may lie in rows of tokens apart from each other (multiples of
 // 16 bytes): of q and v only sizes, dtype and device are looked at, and the chunk.
 bool channel_delta_rule_reads_rows(const DeltaRuleProblem& p);
+// Such problems may also be `in_place` in parts (with erase and write only if those are logits): g
+// in bf16 beside A_log, and beta of any dtype or erase and write in bf16 beside `sigmoid`, in rows
+// of tokens that may lie apart (by-channel ones aligned to 16 bytes; what is not said to be a logit
+// is finished, dense and aligned); q and k in rows at equal distances, and their gradients too.
+// Whether `normalize` may be set as well:
+bool channel_delta_rule_normalizes(const DeltaRuleProblem& p);
 DeltaRuleSaved channel_delta_rule_fwd(const DeltaRuleProblem& p, const Tensor& o, const Tensor& ht);
 void channel_delta_rule_bwd(const DeltaRuleProblem& p, const DeltaRuleSaved& saved,
                             const Tensor& d_o, const Tensor& dht, const DeltaRuleGradients& grads);

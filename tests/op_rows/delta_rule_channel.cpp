@@ -1,6 +1,10 @@
 // Rows of the delta rule with a decay per channel: KDA and GDN2.
 #include "ops/delta_rule_channel.h"
 
+#include <cmath>
+
+#include "autograd/tape.h"
+#include "ops/movement.h"
 #include "tests/op_rows/delta_inputs.h"
 #include "tests/reference/delta_rule.h"
 
@@ -62,45 +66,110 @@ std::vector<OpCase> channel_cases(Draw& draw, DeltaGates gates) {
 // Normalisation, raw gate and sigmoid as options of the operator: against the same in f64 by hand.
 // Several heads, since the gradient of A_log is a sum over a head's tokens and channels: of one or
 // two heads it can nearly cancel, and an error relative to what is left says nothing.
-OpCase raw_case(Draw& draw, DeltaGates gates, double bound) {
+struct RawCase {
+  std::string name = {};
+  int64_t batch = 2, time = 80, heads = 6, key_dim = 16, value_dim = 24;
+  std::vector<int64_t> cu = {};
+  double beta_scale = 2, bound = 0;
+  double spread = 1, mean = 0;  // of the logits of decays
+  bool normalize = true, raw_decay = true, sigmoid = true, bias = true;
+  bool h0 = false, recompute = false;
+  bool projection = false;  // q, k, v are columns of one matrix, the gates' logits of another
+};
+std::vector<RawCase> raw_cases() {
+  return {
+      {.name = "raw", .heads = 3, .key_dim = 6, .value_dim = 5},
+      {.name = "raw_bounded", .heads = 3, .key_dim = 6, .value_dim = 5, .bound = -5},
+      {.name = "raw_t1", .batch = 3, .time = 1, .key_dim = 64, .value_dim = 64, .h0 = true},
+      {.name = "raw_t129", .batch = 1, .time = 129, .key_dim = 64, .value_dim = 72, .h0 = true},
+      {.name = "raw_k128", .time = 67, .key_dim = 128, .value_dim = 8, .h0 = true},
+      {.name = "raw_k136", .batch = 1, .time = 66, .key_dim = 136, .value_dim = 8},
+      {.name = "raw_gva", .heads = 2, .key_dim = 32, .h0 = true},
+      {.name = "raw_columns", .key_dim = 64, .cu = {0, 30, 95, 95, 160}, .projection = true},
+      {.name = "raw_columns_t99", .time = 99, .bound = -3, .recompute = true, .projection = true},
+      {.name = "raw_steep", .spread = 6, .mean = 20},
+      {.name = "raw_weak", .key_dim = 64, .mean = -7, .h0 = true},
+      {.name = "raw_norm", .raw_decay = false, .sigmoid = false},
+      {.name = "raw_decay", .normalize = false, .sigmoid = false, .bias = false},
+      {.name = "raw_sigmoid", .normalize = false, .raw_decay = false}};
+}
+
+OpCase raw_case(Draw& draw, DeltaGates gates, const RawCase& s) {
   const bool kimi = gates == DeltaGates::kda;
-  constexpr int64_t kHeads = 6;
-  const Shape qk{2, 21, 3, 6}, v{2, 21, kHeads, 5}, wide{2, 21, kHeads, 6};
+  constexpr int64_t kValueHeads = 6;
+  const int64_t keys = s.heads * s.key_dim, values = kValueHeads * s.value_dim;
+  const int64_t channels = kValueHeads * s.key_dim, strengths = kimi ? kValueHeads : channels;
+  const int64_t n = s.cu.empty() ? s.batch : int64_t(s.cu.size()) - 1;
+  const Shape qk{s.batch, s.time, s.heads, s.key_dim};
+  const Shape v{s.batch, s.time, kValueHeads, s.value_dim};
+  const Shape wide{s.batch, s.time, kValueHeads, s.key_dim};
+  const Shape erase = kimi ? v.first(3) : wide;
+  const auto strength = [&](const Shape& shape) {
+    return s.sigmoid ? draw.normal(shape, 3) : draw.uniform(shape, 0.1, 0.9);
+  };
   OpCase c;
-  c.name = std::string(kimi ? "kda_raw" : "gdn2_raw") + (bound < 0 ? "_bounded" : "");
-  c.inputs = {{"q", draw.normal(qk)},
-              {"k", draw.normal(qk)},
-              {"v", draw.normal(v)},
-              {"z", draw.normal(wide)},
-              {"b", draw.normal(kimi ? v.first(3) : wide)},
-              {"w", kimi ? Tensor() : draw.normal(v)},
-              {.name = "A_log", .value = draw.uniform({kHeads}, -1, 0.5), .parameter = true},
-              {.name = "dt_bias", .value = draw.normal({kHeads, 6}), .parameter = true}};
-  c.run = [kimi, bound](std::span<const Var> in) {
-    const DeltaRuleOptions options{.scale = 0.4,
-                                   .want_final_state = true,
-                                   .normalize_qk = true,
-                                   .sigmoid = true,
-                                   .beta_scale = 2,
-                                   .A_log = in[6],
-                                   .dt_bias = in[7],
-                                   .lower_bound = bound};
-    const DeltaRuleOutput r = kimi ? kda(in[0], in[1], in[2], in[3], in[4], {}, options)
-                                   : gdn2(in[0], in[1], in[2], in[3], in[4], in[5], {}, options);
+  c.name = (kimi ? "kda_" : "gdn2_") + s.name;
+  if (s.projection) {
+    c.inputs = {
+        {"qkv", draw.normal({s.batch, s.time, 2 * keys + values})},
+        {"zbw", draw.normal({s.batch, s.time, channels + strengths + (kimi ? 0 : values)})}};
+  } else {
+    const auto rows = [&] { return s.normalize ? draw.normal(qk) : unit_rows(draw.normal(qk)); };
+    c.inputs = {{"q", rows()},
+                {"k", rows()},
+                {"v", draw.normal(v)},
+                {.name = "z",
+                 .value = s.raw_decay ? draw.normal(wide, s.spread, s.mean)
+                                      : log_decays(draw, wide, Decay::usual),
+                 .parameter = !s.raw_decay},
+                {.name = "b", .value = strength(erase), .parameter = !s.sigmoid},
+                {.name = "w", .value = kimi ? Tensor() : strength(v), .parameter = !s.sigmoid}};
+  }
+  const auto parameter = [&](const char* name, bool on, auto&& value) {
+    c.inputs.push_back({.name = name, .value = on ? value() : Tensor(), .parameter = true});
+  };
+  parameter("A_log", s.raw_decay, [&] { return draw.uniform({kValueHeads}, -1, 0.5); });
+  parameter("dt_bias", s.raw_decay && s.bias, [&] {
+    return draw.normal({kValueHeads, s.key_dim});
+  });
+  parameter("h0", s.h0, [&] { return draw.normal({n, kValueHeads, s.key_dim, s.value_dim}); });
+  // q, k, v, z, b, w.
+  const auto parts = [=](std::span<const Var> in) -> std::vector<Var> {
+    if (!s.projection) return {in[0], in[1], in[2], in[3], in[4], in[5]};
+    const std::vector<Var> x = split(in[0], -1, {keys, keys, values});
+    std::vector<int64_t> widths{channels, strengths};
+    if (!kimi) widths.push_back(values);
+    const std::vector<Var> y = split(in[1], -1, widths);
+    return {reshape(x[0], qk),   reshape(x[1], qk),    reshape(x[2], v),
+            reshape(y[0], wide), reshape(y[1], erase), kimi ? Var() : reshape(y[2], v)};
+  };
+  const auto last = [](const auto& in, size_t i) { return in[in.size() - 3 + i]; };
+  c.run = [=](std::span<const Var> in) {
+    const std::vector<Var> x = parts(in);
+    DeltaRuleOptions options{.scale = 0.4, .want_final_state = true, .recompute = s.recompute};
+    options.normalize_qk = s.normalize, options.sigmoid = s.sigmoid;
+    if (s.sigmoid) options.beta_scale = s.beta_scale;
+    options.A_log = last(in, 0), options.dt_bias = last(in, 1), options.lower_bound = s.bound;
+    if (!s.cu.empty()) options.layout = SeqLayout::packed(s.cu, in[0].device());
+    const DeltaRuleOutput r = kimi ? kda(x[0], x[1], x[2], x[3], x[4], last(in, 2), options)
+                                   : gdn2(x[0], x[1], x[2], x[3], x[4], x[5], last(in, 2), options);
     return std::vector{r.o, r.ht};
   };
-  c.reference = [kimi, bound, wide, v](std::span<const Tensor> in) {
-    const Tensor g = decays_of_logits(in[3], in[6], in[7], 6, bound);
-    const Tensor erase = scaled_sigmoid(in[4], 2);
-    const Tensor write = kimi ? over_channels(erase, v) : scaled_sigmoid(in[5], 1);
-    const reference::DeltaRule r({normalized_rows(in[0]),
-                                  normalized_rows(in[1]),
-                                  in[2],
-                                  g,
-                                  over_channels(erase, wide),
-                                  write,
-                                  {},
-                                  0.4});
+  c.reference = [=](std::span<const Tensor> in) {
+    const NoGrad off;
+    const std::vector<Var> all(in.begin(), in.end());
+    const std::vector<Var> x = parts(all);
+    const auto dense = [&](size_t i) { return x[i].value().contiguous(); };
+    const auto rows = [&](size_t i) { return s.normalize ? normalized_rows(dense(i)) : dense(i); };
+    const auto made = [&](size_t i, double scale) {
+      return s.sigmoid ? scaled_sigmoid(dense(i), scale) : dense(i);
+    };
+    const Tensor bias = last(in, 1) ? last(in, 1) : Tensor::zeros({1}, DType::f64);
+    const Tensor g =
+        s.raw_decay ? decays_of_logits(dense(3), last(in, 0), bias, s.key_dim, s.bound) : dense(3);
+    const Tensor b = made(4, s.beta_scale);
+    const reference::DeltaRule r({rows(0), rows(1), dense(2), g, over_channels(b, wide),
+                                  kimi ? over_channels(b, v) : made(5, 1), last(in, 2), 0.4, s.cu});
     return std::vector{r.o, r.ht};
   };
   return c;
@@ -142,7 +211,7 @@ std::vector<OpRow> delta_rule_channel_rows(Draw& draw) {
   OpRow row{.op = "delta_rule_channel"};
   for (const DeltaGates gates : {DeltaGates::kda, DeltaGates::gdn2}) {
     for (OpCase& c : channel_cases(draw, gates)) row.cases.push_back(std::move(c));
-    for (const double bound : {0.0, -5.0}) row.cases.push_back(raw_case(draw, gates, bound));
+    for (const RawCase& s : raw_cases()) row.cases.push_back(raw_case(draw, gates, s));
   }
   row.errors = {
       kda_error("heads", "3 value heads over 2 q/k heads; want a multiple",

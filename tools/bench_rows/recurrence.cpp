@@ -88,29 +88,33 @@ BenchCase step_case(DType t, DeltaRuleSize s, bool by_channel) {
 
 // As a mixer calls it: q, k and v are columns of one matrix, and lengths, decays and strengths are
 // the operator's own work. The floor is that of finished inputs.
-BenchCase logits_case(DType t, DeltaRuleSize s, bool by_channel) {
+enum class LogitsOf { gated_delta_rule, kda, gdn2 };
+BenchCase logits_case(DType t, DeltaRuleSize s, LogitsOf rule) {
+  const bool by_channel = rule != LogitsOf::gated_delta_rule, wide = rule == LogitsOf::gdn2;
   const int64_t keys = s.heads * s.key_dim, values = s.value_heads * s.value_dim;
   const int64_t channels = s.value_heads * (by_channel ? s.key_dim : 1);
   const Shape qk{s.batch, s.time, s.heads, s.key_dim};
-  const Shape v{s.batch, s.time, s.value_heads, s.value_dim};
-  const Shape z = by_channel ? Shape{s.batch, s.time, s.value_heads, s.key_dim} : v.first(3);
+  const Shape v{s.batch, s.time, s.value_heads, s.value_dim}, heads = v.first(3);
+  const Shape z = by_channel ? Shape{s.batch, s.time, s.value_heads, s.key_dim} : heads;
   BenchCase c;
   c.inputs = {{.shape = {s.batch, s.time, 2 * keys + values}},
               {.shape = z},
-              {.shape = v.first(3)},
+              {.shape = wide ? z : heads},
               {.shape = {s.value_heads}, .role = Role::parameter, .std = 0.1},
               {.shape = {channels}, .role = Role::parameter, .mean = -4, .std = 0.1}};
+  if (wide) c.inputs.push_back({.shape = v});
   c.run = [=](Inputs in) {
     const std::vector<Var> x = split(in[0], -1, {keys, keys, values});
+    const Var q = reshape(x[0], qk), k = reshape(x[1], qk), value = reshape(x[2], v);
     DeltaRuleOptions options{.scale = 1 / std::sqrt(double(s.key_dim))};
     options.normalize_qk = options.sigmoid = true;
     options.A_log = in[3], options.dt_bias = in[4];
-    const auto rule = by_channel ? kda : gated_delta_rule;
+    if (wide) return std::vector{gdn2(q, k, value, in[1], in[2], in[5], {}, options).o};
     return std::vector{
-        rule(reshape(x[0], qk), reshape(x[1], qk), reshape(x[2], v), in[1], in[2], {}, options).o};
+        (by_channel ? kda : gated_delta_rule)(q, k, value, in[1], in[2], {}, options).o};
   };
   c.cost = [=](Pass p) {
-    return by_channel ? channel_delta_rule_cost(p, s, DeltaGates::kda, t)
+    return by_channel ? channel_delta_rule_cost(p, s, wide ? DeltaGates::gdn2 : DeltaGates::kda, t)
                       : gated_delta_rule_cost(p, s, t);
   };
   return c;
@@ -261,9 +265,16 @@ std::vector<BenchRow> recurrence_bench_rows() {
       {"gated_delta_rule", "B2 T8192 H8 K256 V256",
        [](DType t) { return delta_rule_case(t, delta_size(2, 8192, 8, 256, 256)); }, Where::cuda},
       {"gated_delta_rule_of_logits", "B8 T4096 H6 K64 V128",
-       [](DType t) { return logits_case(t, delta_size(8, 4096, 6, 64, 128), false); }, Where::cuda},
+       [](DType t) {
+         return logits_case(t, delta_size(8, 4096, 6, 64, 128), LogitsOf::gated_delta_rule);
+       },
+       Where::cuda},
       {"kda_of_logits", "B8 T4096 H6 K64 V128",
-       [](DType t) { return logits_case(t, delta_size(8, 4096, 6, 64, 128), true); }, Where::cuda},
+       [](DType t) { return logits_case(t, delta_size(8, 4096, 6, 64, 128), LogitsOf::kda); },
+       Where::cuda},
+      {"gdn2_of_logits", "B8 T4096 H6 K64 V128",
+       [](DType t) { return logits_case(t, delta_size(8, 4096, 6, 64, 128), LogitsOf::gdn2); },
+       Where::cuda},
       {"kda", "B8 T4096 H6 K64 V128",
        [](DType t) { return channel_case(t, delta_size(8, 4096, 6, 64, 128), DeltaGates::kda); },
        Where::cuda},
