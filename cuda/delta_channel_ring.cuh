@@ -36,13 +36,15 @@ __device__ __forceinline__ int ring_done(int place) { return 0xf953 >> 4 * place
 __device__ __forceinline__ int next_place(int place) { return (place + 1) & (kRingPlaces - 1); }
 
 // The order of the operands of ScanSource: erased, queries, kept; in reverse the other way. PLAIN:
-// without the first.
-template <bool PLAIN>
-inline constexpr int kRingOperands = PLAIN ? 2 : 3;
-template <bool REVERSE, bool PLAIN>
-constexpr int ring_operand(int i) {
-  return REVERSE ? 2 - i : PLAIN ? 1 + i : i;
-}
+// without the first. ENDS: forward without the second.
+template <bool REVERSE, bool ENDS, bool PLAIN>
+struct RingOrder {
+  static constexpr int kCount = 3 - PLAIN - (ENDS && !REVERSE);
+  static constexpr int operand(int i) {
+    if (REVERSE) return 2 - i;
+    return i + 1 == kCount ? 2 : PLAIN ? 1 : i;
+  }
+};
 
 // Where the multiplying warps stand in the ring.
 struct RingTurn {
@@ -73,7 +75,7 @@ struct RingTurn {
 };
 
 // The fetching warps.
-template <bool REVERSE, bool PLAIN>
+template <bool REVERSE, class Order>
 struct RingFetch {
   const Problem<bf16_t>& p;
   const ScanItem& item;
@@ -158,14 +160,14 @@ struct RingFetch {
       int place = 0;
       each_step(at, [&](int step, const ScanSource<3>& from, int64_t token, int rows) {
 #pragma unroll
-        for (int i = 0; i < kRingOperands<PLAIN>; ++i) {
-          if (kRingOperands<PLAIN> * step + i >= kRingPlaces) barrier_wait<192>(ring_done(place));
-          fetch_operand(ring_operand<REVERSE, PLAIN>(i), from, token, rows, place);
+        for (int i = 0; i < Order::kCount; ++i) {
+          if (Order::kCount * step + i >= kRingPlaces) barrier_wait<192>(ring_done(place));
+          fetch_operand(Order::operand(i), from, token, rows, place);
           place = next_place(place);
         }
       });
       // What no further operand waits for.
-      const int all = kRingOperands<PLAIN> * steps;
+      const int all = Order::kCount * steps;
       for (int n = max(0, all - kRingPlaces); n < all; ++n)
         barrier_wait<192>(ring_done(n & (kRingPlaces - 1)));
     } else {
@@ -179,30 +181,32 @@ struct RingFetch {
   }
 };
 
-// A scan's kernel by roles, as run_scan(). Long heads are not cut into segments.
-template <bool REVERSE, bool PLAIN, class Multiply, class Source, class Store>
-__device__ __forceinline__ void run_ring_scan(const Problem<bf16_t>& p, const ScanMaps<3>& maps,
-                                              RingShared& s, Multiply&& multiply, Source&& source,
-                                              Store&& store) {
+// A scan's kernel by roles, as run_scan().
+template <bool REVERSE, bool ENDS, bool PLAIN, class Multiply, class Source, class Store>
+__device__ __forceinline__ void run_ring_scan(const Problem<bf16_t>& p, const Segments& segments,
+                                              const ScanMaps<3>& maps, RingShared& s,
+                                              Multiply&& multiply, Source&& source, Store&& store) {
   if (threadIdx.x == 0) {
     for (uint64_t& arrived : s.arrived) expect_arrivals(&arrived);
     publish_tiles();
   }
   __syncthreads();
-  const Segments whole;
   if (threadIdx.x < kMultiplyThreads) {
     take_registers();
     Arrivals arrivals;
-    each_item<0, false, REVERSE>(p, whole, [&](const ScanItem& item) { multiply(item, arrivals); });
+    each_item<0, ENDS, REVERSE>(p, segments,
+                                [&](const ScanItem& item) { multiply(item, arrivals); });
   } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
     give_registers();
-    each_item<1, false, REVERSE>(p, whole, [&](const ScanItem& item) {
-      RingFetch<REVERSE, PLAIN>{p, item, s, maps}.run(
+    each_item<1, ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
+      RingFetch<REVERSE, RingOrder<REVERSE, ENDS, PLAIN>>{p, item, s, maps}.run(
           [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
     });
   } else {
     give_registers();
-    each_item<2, false, REVERSE>(p, whole, [&](const ScanItem& item) { store(item); });
+    each_item<2, ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
+      if (!ENDS) store(item);
+    });
   }
 }
 

@@ -58,9 +58,9 @@ __device__ __forceinline__ void add_to_state(float (&state)[SLABS][8][4], const 
 }
 
 // channel_fast_scan and channel_fast_reverse for K > 128.
-void wide_channel_scan(const Channel<bf16_t>& p, const ScanMaps<3>& maps, bf16_t* o, float* ht,
-                       cudaStream_t stream);
-void wide_channel_reverse(const ChannelBackward<bf16_t>& p, const ScanMaps<3>& maps,
-                          cudaStream_t stream);
+void wide_channel_scan(const Channel<bf16_t>& p, const Segments& segments, const ScanMaps<3>& maps,
+                       bf16_t* o, float* ht, cudaStream_t stream);
+void wide_channel_reverse(const ChannelBackward<bf16_t>& p, const Segments& segments,
+                          const ScanMaps<3>& maps, cudaStream_t stream);
 
 }  // namespace ebb::gpu::delta

@@ -64,9 +64,8 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     unsigned doa[4][4], dos[4][4], dva[4][4], xa[4][4], xs[4][4];
     float kd[8][4], dv[8][4];
     if constexpr (SLABS > 2) {  // 1
-      static_assert(!ENDS, "long heads are not cut into segments");
-      if (step >= kStates) barrier_wait<256>(kFree);
-      publish_state<SLABS>(s.states[0], state, warp);
+      if (step > 0) wait_for_state<!ENDS>();
+      publish_state<SLABS, !ENDS>(s.states[0], state, warp);
       load_values(doa, now.v, warp, l);
       warpgroup_begin();
       multiply_state<SLABS>(kd, s.states[0], now.k(), warp);
@@ -213,11 +212,10 @@ void fast_bwd(const DeltaRuleProblem& problem, const DeltaRuleSaved& saved, cons
   const Segments segments = cut_sequences(p, device, buffers);
   const ScanMaps<2> maps = gated_maps(p, p.d_o, p.value_stride(), device);
   visit_rule_slabs(k, [&]<int SLABS>() {
-    if constexpr (SLABS <= 2)
-      if (segments.count > 1) {
-        launch_reverse<SLABS, true>(p, segments, maps, stream);
-        chain_segments(p, segments, p.dht, true, stream);
-      }
+    if (segments.count > 1) {
+      launch_reverse<SLABS, true>(p, segments, maps, stream);
+      chain_segments(p, segments, p.dht, true, stream);
+    }
     launch_reverse<SLABS, false>(p, segments, maps, stream);
   });
   chunk_gradients(p, stream);

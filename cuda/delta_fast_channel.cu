@@ -249,9 +249,9 @@ void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device de
   const ScanMaps<3> maps =
       p.written ? channel_maps(p, p.written, p.tokens * p.value_dim, p.value_dim, device)
                 : channel_maps(p, p.v, p.value_dim, p.v_stride(), device);
-  if (p.key_dim > 128) return wide_channel_scan(p, maps, o, ht, stream);
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
+  if (p.key_dim > 128) return wide_channel_scan(p, segments, maps, o, ht, stream);
   visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
     if (p.plain)
       run_segments<SLABS, true>(p, segments, maps, o, ht, stream);
@@ -262,9 +262,9 @@ void channel_fast_scan(const Channel<bf16_t>& p, bf16_t* o, float* ht, Device de
 
 void channel_fast_reverse(const ChannelBackward<bf16_t>& p, Device device, cudaStream_t stream) {
   const ScanMaps<3> maps = channel_maps(p, p.d_o, p.value_dim, p.value_stride(), device);
-  if (p.key_dim > 128) return wide_channel_reverse(p, maps, stream);
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
+  if (p.key_dim > 128) return wide_channel_reverse(p, segments, maps, stream);
   const auto run = [&]<int SLABS, bool PLAIN>() {
     if (segments.count > 1) {
       launch<SLABS>(channel_reverse_kernel<SLABS, true, PLAIN>, p, segments, maps, true, stream);

@@ -46,14 +46,15 @@ __device__ void scan(const FastProblem& p, const ScanItem& item, const Segments&
     unsigned v[4][4], ya[4][4], va[4][4];
     float y[8][4], out[8][4];
     if constexpr (SLABS > 2) {  // 1
-      static_assert(!ENDS, "long heads are not cut into segments");
-      if (step >= kStates) barrier_wait<256>(kFree);
-      publish_state<SLABS>(s.states[0], state, warp);
+      if (step > 0) wait_for_state<!ENDS>();
+      publish_state<SLABS, !ENDS>(s.states[0], state, warp);
       warpgroup_begin();
       multiply_state<SLABS>(y, s.states[0], now.k(), warp);
       warpgroup_commit();
-      multiply_state<SLABS>(out, s.states[0], now.q(), warp);
-      warpgroup_commit();
+      if (!ENDS) {
+        multiply_state<SLABS>(out, s.states[0], now.q(), warp);
+        warpgroup_commit();
+      }
     } else {
       unsigned sa[4 * SLABS][4];
       state_as_left<SLABS>(sa, state);
@@ -195,11 +196,10 @@ DeltaRuleSaved fast_fwd(const DeltaRuleProblem& problem, const Tensor& o, const 
   const ScanMaps<2> maps = gated_maps(p, p.v, p.value_step, device);
   prepare_chunks(p, stream);
   visit_rule_slabs(k, [&]<int SLABS>() {
-    if constexpr (SLABS <= 2)
-      if (segments.count > 1) {
-        launch_scan<SLABS, true>(p, segments, maps, nullptr, nullptr, stream);
-        chain_segments(p, segments, p.h0, false, stream);
-      }
+    if (segments.count > 1) {
+      launch_scan<SLABS, true>(p, segments, maps, nullptr, nullptr, stream);
+      chain_segments(p, segments, p.h0, false, stream);
+    }
     launch_scan<SLABS, false>(p, segments, maps, ptr<bf16>(o), ptr<float>(ht), stream);
   });
   return saved;

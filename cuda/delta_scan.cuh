@@ -192,8 +192,9 @@ __device__ __forceinline__ void settle_state(float (&state)[SLABS][8][4]) {
 }
 
 // A transposed state of more than 128 channels has no room as left operands beside itself: it goes
-// to shared memory slab by slab, where the products find it. By all multiplying threads.
-template <int SLABS>
+// to shared memory slab by slab, where the products find it. By all multiplying threads. STORED:
+// and the storing ones.
+template <int SLABS, bool STORED = true>
 __device__ __forceinline__ void publish_state(SwizzledTile (&s)[SLABS],
                                               const float (&state)[SLABS][8][4], int warp) {
 #pragma unroll
@@ -208,7 +209,15 @@ __device__ __forceinline__ void publish_state(SwizzledTile (&s)[SLABS],
   }
   publish_tiles();
   barrier_wait<kMultiplyThreads>(kStatePut);
-  barrier_arrive<256>(kStateReady);
+  if (STORED) barrier_arrive<256>(kStateReady);
+}
+// Before it is published again, at the second step and later ones.
+template <bool STORED>
+__device__ __forceinline__ void wait_for_state() {
+  if constexpr (STORED)
+    barrier_wait<256>(kFree);
+  else
+    barrier_wait<kMultiplyThreads>(kStatePut);  // the others' products may still read it
 }
 // x = state · keysᵀ, the state from there.
 template <int SLABS>

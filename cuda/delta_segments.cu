@@ -93,6 +93,97 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The same for K > 128, where M does not fit: it comes in strips of rows, the next one on its way
+// meanwhile.
+constexpr int kStrip = 32;
+constexpr int kRowsOfThread = kRows / (kThreads / (256 / 4));  // of 256 channels; else fewer
+
+__global__ void __launch_bounds__(kThreads)
+    chain_strips_kernel(Problem<bf16_t> p, Segments segments, const float* given, bool reverse) {
+  float* s = reinterpret_cast<float*>(&dynamic_shared<float4>());
+  const int key_dim = p.key_dim, v0 = int(blockIdx.x) * kRows, hv = int(blockIdx.y);
+  const int64_t end_rows = ScanItem::tiles(p, true) * kFastTile;
+  const int units = ScanItem::tiles(p, false) * kFastTile;  // the first row of M
+  float* s_start = s + 2 * kStrip * key_dim;                // [kRows,K]
+  const int quads = key_dim / 4, groups = kThreads / quads,
+            strips = (key_dim + kStrip - 1) / kStrip;
+  const int k = 4 * (int(threadIdx.x) % quads), first = int(threadIdx.x) / quads;
+  for (int64_t n = blockIdx.z; n < p.sequences; n += gridDim.z) {
+    const auto item = [&](int i) {
+      const int segment = reverse ? segments.count - 1 - i : i;
+      return (n * segments.count + segment) * p.value_heads + hv;
+    };
+    const auto strip = [&](int unit) { return s + (unit & 1) * kStrip * key_dim; };
+    const auto rows_of = [&](int j) { return min(kStrip, key_dim - kStrip * j); };
+    const auto fetch = [&](int unit) {  // strip unit % strips of segment unit / strips
+      const int i = unit / strips, j = unit % strips;
+      const float* from = segments.ends + (item(i) * end_rows + units + kStrip * j) * key_dim;
+      for (int at = 4 * int(threadIdx.x); i + 1 < segments.count && at < rows_of(j) * key_dim;
+           at += 4 * kThreads)
+        copy_async(strip(unit) + at, from + at);
+      commit_copies();
+    };
+    fetch(0);
+    for (int i = int(threadIdx.x); i < kRows * key_dim; i += kThreads) {
+      const int r = i % kRows, c = i / kRows;  // neighbours along V, as given lies
+      const int64_t at = ((n * p.value_heads + hv) * key_dim + c) * p.value_dim + v0 + r;
+      s_start[r * key_dim + c] = given && v0 + r < p.value_dim ? given[at] : 0.f;
+    }
+    __syncthreads();
+    for (int i = 0; i < segments.count; ++i) {
+      float* starts = segments.starts + (item(i) * p.value_dim + v0) * key_dim;
+      for (int j = 4 * int(threadIdx.x); j < min(kRows, p.value_dim - v0) * key_dim;
+           j += 4 * kThreads)
+        *reinterpret_cast<float4*>(starts + j) = *reinterpret_cast<const float4*>(s_start + j);
+      if (i + 1 == segments.count) break;
+      const float* ends = segments.ends + (item(i) * end_rows + v0) * key_dim + k;
+      float4 sums[kRowsOfThread];
+#pragma unroll
+      for (int j = 0; j < kRowsOfThread; ++j) {
+        const int r = first + j * groups;
+        if (first < groups && r < kRows)
+          sums[j] = *reinterpret_cast<const float4*>(ends + int64_t(r) * key_dim);
+      }
+      for (int at = 0; at < strips; ++at) {
+        fetch(i * strips + at + 1);
+        wait_copy_groups<1>();
+        __syncthreads();
+        const float* m = strip(i * strips + at) + k;
+        for (int c = 0; c < rows_of(at); c += 4) {
+          float4 row[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e)
+            row[e] = *reinterpret_cast<const float4*>(m + (c + e) * key_dim);
+#pragma unroll
+          for (int j = 0; j < kRowsOfThread; ++j) {
+            const int r = first + j * groups;
+            if (first >= groups || r >= kRows) continue;
+            const float4 a =
+                *reinterpret_cast<const float4*>(s_start + r * key_dim + kStrip * at + c);
+            const float y[4] = {a.x, a.y, a.z, a.w};
+            float4& x = sums[j];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              x.x += y[e] * row[e].x, x.y += y[e] * row[e].y;
+              x.z += y[e] * row[e].z, x.w += y[e] * row[e].w;
+            }
+          }
+        }
+        __syncthreads();
+      }
+#pragma unroll
+      for (int j = 0; j < kRowsOfThread; ++j) {
+        const int r = first + j * groups;
+        if (first < groups && r < kRows)
+          *reinterpret_cast<float4*>(s_start + r * key_dim + k) = sums[j];
+      }
+      __syncthreads();
+    }
+    wait_copy_groups<0>();
+    __syncthreads();
+  }
+}
+
 }  // namespace
 
 bool scans_fit(Device device, bool wide) {
@@ -106,8 +197,7 @@ bool scans_fit(Device device, bool wide) {
 Segments cut_sequences(const Problem<bf16_t>& p, Device device, Tensor (&buffers)[2]) {
   Segments segments;
   const int64_t heads = p.sequences * p.value_heads, processors = multiprocessors(device);
-  // M of more than 128 channels does not fit into chain_kernel's shared memory.
-  if (heads == 0 || p.chunks == 0 || p.key_dim > 128) return segments;
+  if (heads == 0 || p.chunks == 0) return segments;
   // The scan's blocks and the first pass's must both find room at once, or cutting costs more than
   // it brings; so does cutting into fewer than three, or below eight chunks.
   const int64_t by_scan = processors / (heads * ScanItem::tiles(p, false));
@@ -127,11 +217,13 @@ void chain_segments(const Problem<bf16_t>& p, const Segments& segments, const fl
                     bool reverse, cudaStream_t stream) {
   const dim3 grid(unsigned(ceil_div(p.value_dim, kRows)), unsigned(p.value_heads),
                   unsigned(std::min<int64_t>(p.sequences, 65535)));
-  const size_t shared = sizeof(float) * size_t((2 * p.key_dim + 3 * kRows) * p.key_dim);
-  cuda_check(
-      cudaFuncSetAttribute(chain_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
-      "shared memory");
-  chain_kernel<<<grid, kThreads, shared, stream>>>(p, segments, given, reverse);
+  const bool wide = p.key_dim > 128;
+  const int rows = wide ? 2 * kStrip + kRows : 2 * p.key_dim + 3 * kRows;
+  const size_t shared = sizeof(float) * size_t(rows) * size_t(p.key_dim);
+  const auto kernel = wide ? chain_strips_kernel : chain_kernel;
+  cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared)),
+             "shared memory");
+  kernel<<<grid, kThreads, shared, stream>>>(p, segments, given, reverse);
   check_launch();
 }
 
