@@ -33,7 +33,7 @@
 //   f32; other K or V; chunk 16 or 32; inputs   general kernels, which take longer
 //   that begin at no 16-byte boundary; blocks
 //   with less than 227 KB of shared memory
-// Few and long sequences are cut into segments that run side by side, for K <= 128.
+// Few and long sequences are cut into segments that run side by side.
 //
 // What the options make of raw inputs is the work of the same kernels on tensor cores where logits
 // by channel are bf16 (those of beta may be f32); so is the normalisation of q and k for K <= 64

@@ -56,7 +56,8 @@ TEST_F(GatedDeltaRuleCuda, TensorCoreTiles) {
 
 // Few sequences are cut into segments, whose states follow from each other.
 TEST_F(GatedDeltaRuleCuda, TensorCoreSegments) {
-  const int64_t sizes[][3] = {{64, 128, 2500}, {128, 72, 3000}, {40, 64, 1999}};
+  const int64_t sizes[][3] = {
+      {64, 128, 2500}, {128, 72, 3000}, {40, 64, 1999}, {136, 40, 1999}, {256, 72, 2500}};
   for (const auto& [k, v, time] : sizes) {
     GdnInputs in = gdn_inputs({.time = time, .key_dim = k, .value_dim = v}, 21);
     for (int64_t i = 0; i < time; ++i) in.g.data<double>()[i] *= 1e-2;
@@ -66,9 +67,8 @@ TEST_F(GatedDeltaRuleCuda, TensorCoreSegments) {
     expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2,
                   "without states, K " + std::to_string(k));
   }
-  GdnInputs in =
-      gdn_inputs({.time = 4000, .key_dim = 64, .value_dim = 64}, 5, {0, 0, 40, 3990, 4000});
-  for (int64_t i = 0; i < 4000; ++i) in.g.data<double>()[i] *= 1e-2;
+  GdnInputs in = gdn_inputs({.time = 7000, .key_dim = 64, .value_dim = 64}, 5, {0, 0, 6990, 7000});
+  for (int64_t i = 0; i < 7000; ++i) in.g.data<double>()[i] *= 1e-2;
   expect_parity(run(in, DType::bf16, gpu_), exact(in, DType::bf16), 8e-3, 1.5e-2, "packed");
 }
 

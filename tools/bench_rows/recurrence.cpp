@@ -264,6 +264,8 @@ std::vector<BenchRow> recurrence_bench_rows() {
        [](DType t) { return delta_rule_case(t, delta_size(2, 8192, 16, 128, 128)); }, Where::cuda},
       {"gated_delta_rule", "B2 T8192 H8 K256 V256",
        [](DType t) { return delta_rule_case(t, delta_size(2, 8192, 8, 256, 256)); }, Where::cuda},
+      {"gated_delta_rule", "B1 T32768 H4 K256 V128",
+       [](DType t) { return delta_rule_case(t, delta_size(1, 32768, 4, 256, 128)); }, Where::cuda},
       {"gated_delta_rule_of_logits", "B8 T4096 H6 K64 V128",
        [](DType t) {
          return logits_case(t, delta_size(8, 4096, 6, 64, 128), LogitsOf::gated_delta_rule);
@@ -286,6 +288,9 @@ std::vector<BenchRow> recurrence_bench_rows() {
        Where::cuda},
       {"kda", "B2 T8192 H8 K256 V128",
        [](DType t) { return channel_case(t, delta_size(2, 8192, 8, 256, 128), DeltaGates::kda); },
+       Where::cuda},
+      {"kda", "B1 T32768 H4 K256 V128",
+       [](DType t) { return channel_case(t, delta_size(1, 32768, 4, 256, 128), DeltaGates::kda); },
        Where::cuda},
       {"gdn2", "B8 T4096 H6 K64 V128",
        [](DType t) { return channel_case(t, delta_size(8, 4096, 6, 64, 128), DeltaGates::gdn2); },
