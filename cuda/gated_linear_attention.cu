@@ -36,7 +36,7 @@ LinearAttentionProblem with_gates(const LinearAttentionProblem& p) {
 }
 
 Cut::Cut(const LinearAttentionProblem& p) {
-  const int64_t longest = std::clamp<int64_t>(p.chunk, 16, kChunk);
+  const int64_t longest = longest_chunk(p);
   // No run is longer than the longest sequence needs.
   const int64_t length = p.layout.is_packed() ? p.layout.max_length() : p.time();
   const int64_t needed = std::max<int64_t>(1, ceil_div(length, longest)) * longest;

@@ -424,23 +424,10 @@ __global__ void __launch_bounds__(kTileThreads) key_kernel(Backward<T> p) {
   }
 }
 
-}  // namespace
-}  // namespace ebb::gpu::linear_attention
-
-namespace ebb::gpu {
-
-void gated_linear_attention_bwd(const LinearAttentionProblem& given,
-                                const LinearAttentionSaved& saved, const Tensor& d_o,
-                                const Tensor& dht, const Tensor& upstream,
-                                const LinearAttentionGradients& wanted) {
-  using namespace linear_attention;
-  if (saved.gates) return fast_attention_bwd(given, saved, d_o, dht, upstream, wanted);
-  const Tensor dcontributions = upstream ? upstream.to(given.v.dtype()) : Tensor();
-  const LinearAttentionProblem problem = with_gates(given);
-  LinearAttentionGradients grads = wanted;
-  const bool steps = wanted.ddt || wanted.dA || wanted.dbias;
-  if (steps)
-    grads.dg = Tensor::empty_like(problem.g), grads.dweight = Tensor::empty_like(problem.g);
+// All gradients of the gates as they are, and of everything else.
+void backward(const LinearAttentionProblem& problem, const LinearAttentionSaved& saved,
+              const Tensor& d_o, const Tensor& dht, const Tensor& dcontributions,
+              const LinearAttentionGradients& grads) {
   const DType dtype = problem.v.dtype();
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups(), k = problem.key_dim();
@@ -484,6 +471,49 @@ void gated_linear_attention_bwd(const LinearAttentionProblem& given,
   sum_groups(dq_terms, grads.dq, parts);
   sum_groups(dk_terms, grads.dk, parts);
   if (grads.dskip) sum_chunks(dskip, grads.dskip);
+}
+
+// Adds what the gradients of the contributions bring: everything else has none.
+void add_gradients_of_runs(LinearAttentionProblem runs, const Tensor& partials,
+                           const Tensor& dcontributions, const LinearAttentionGradients& grads) {
+  runs.h0 = runs.skip = {};
+  const DType dtype = runs.v.dtype();
+  const Device device = runs.v.device();
+  const auto like = [](const Tensor& t) { return t ? Tensor::empty_like(t) : Tensor(); };
+  const LinearAttentionGradients own{.dk = like(grads.dk),
+                                     .dv = like(grads.dv),
+                                     .dg = like(grads.dg),
+                                     .dweight = like(grads.dweight)};
+  const Shape states = {Cut(runs).chunks, runs.heads(), runs.key_dim(), runs.value_dim()};
+  backward(runs, {Tensor::zeros(states, dtype, device), partials},
+           Tensor::zeros(runs.v.shape(), dtype, device), {}, dcontributions, own);
+  for (const auto& [to, from] :
+       {std::pair{&grads.dk, &own.dk}, std::pair{&grads.dv, &own.dv}, std::pair{&grads.dg, &own.dg},
+        std::pair{&grads.dweight, &own.dweight}})
+    if (*to) add_into(*to, *from);
+}
+
+}  // namespace
+}  // namespace ebb::gpu::linear_attention
+
+namespace ebb::gpu {
+
+void gated_linear_attention_bwd(const LinearAttentionProblem& given,
+                                const LinearAttentionSaved& saved, const Tensor& d_o,
+                                const Tensor& dht, const Tensor& upstream,
+                                const LinearAttentionGradients& wanted) {
+  using namespace linear_attention;
+  if (saved.gates) return fast_attention_bwd(given, saved, d_o, dht, upstream, wanted);
+  const Tensor dcontributions = upstream ? upstream.to(given.v.dtype()) : Tensor();
+  const LinearAttentionProblem problem = with_gates(given);
+  LinearAttentionGradients grads = wanted;
+  const bool steps = wanted.ddt || wanted.dA || wanted.dbias;
+  if (steps)
+    grads.dg = Tensor::empty_like(problem.g), grads.dweight = Tensor::empty_like(problem.g);
+  backward(without_apart_runs(problem), saved, d_o, dht,
+           runs_apart(given) ? Tensor() : dcontributions, grads);
+  if (dcontributions && runs_apart(given))
+    add_gradients_of_runs(problem, saved.partials, dcontributions, grads);
   if (steps)
     ssd_gate_bwd(given.gate, grads.dweight, grads.dg, {wanted.ddt, wanted.dA, wanted.dbias});
 }

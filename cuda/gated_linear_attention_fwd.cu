@@ -182,6 +182,41 @@ __global__ void __launch_bounds__(kTileThreads) read_kernel(Attention<T> p, T* o
   }
 }
 
+// The states before each chunk, ht and the contributions (where wanted).
+void scan(const LinearAttentionProblem& problem, const Cut& cut, const LinearAttentionSaved& saved,
+          const Tensor& before, const Tensor& ht, const Tensor& contributions) {
+  const DType dtype = problem.v.dtype();
+  const bool wide = contributions && contributions.dtype() != dtype;
+  visit_compute(dtype, [&]<class Host>() {
+    using T = device_t<Host>;
+    const Attention<T> p = make_attention<Host>(problem, cut, saved, before);
+    visit_slabs(problem.key_dim(), [&]<int SLABS>() {
+      launch_tiles<WriteShared<T, SLABS>>(
+          contributions ? write_kernel<T, SLABS, true> : write_kernel<T, SLABS, false>,
+          scan_blocks(p.sequences, p.value_heads, p.value_dim), stream_of(saved.states), p,
+          ptr<float>(ht), wide ? nullptr : ptr<Host>(contributions),
+          wide ? ptr<float>(contributions) : nullptr);
+    });
+  });
+}
+
+void read_out(const LinearAttentionProblem& problem, const Cut& cut,
+              const LinearAttentionSaved& saved, const Tensor& before, const Tensor& o) {
+  visit_compute(o.dtype(), [&]<class Host>() {
+    using T = device_t<Host>;
+    const Attention<T> p = make_attention<Host>(problem, cut, saved, before);
+    launch_tiles<ReadShared<T>>(read_kernel<T>,
+                                p.chunks * p.value_heads * ceil_div(p.value_dim, 64), stream_of(o),
+                                p, ptr<Host>(o));
+  });
+}
+
+LinearAttentionSaved empty_states(const LinearAttentionProblem& p, const Cut& cut, bool runs) {
+  const Shape shape = {cut.chunks, p.heads(), p.key_dim(), p.value_dim()};
+  const auto states = [&] { return Tensor::empty(shape, p.v.dtype(), p.v.device()); };
+  return {states(), runs && cut.pieces > 1 ? states() : Tensor()};
+}
+
 }  // namespace
 }  // namespace ebb::gpu::linear_attention
 
@@ -192,30 +227,21 @@ LinearAttentionSaved gated_linear_attention_fwd(const LinearAttentionProblem& gi
                                                 const Tensor& contributions) {
   using namespace linear_attention;
   if (fast_attention(given)) return fast_attention_fwd(given, o, ht, contributions);
-  const LinearAttentionProblem problem = with_gates(given);
-  const DType dtype = problem.v.dtype();
-  const Device device = problem.v.device();
-  const int64_t h = problem.heads(), k = problem.key_dim(), v = problem.value_dim();
+  const LinearAttentionProblem gated = with_gates(given), problem = without_apart_runs(gated);
+  const bool apart = contributions && runs_apart(given);
   const Cut cut(problem);
-  const Shape shape = {cut.chunks, h, k, v};
-  const LinearAttentionSaved saved{
-      Tensor::empty(shape, dtype, device),
-      contributions && cut.pieces > 1 ? Tensor::empty(shape, dtype, device) : Tensor()};
+  LinearAttentionSaved saved = empty_states(problem, cut, contributions && !apart);
   const Tensor before = run_offsets(problem, cut);
-  const cudaStream_t stream = stream_of(o);
-  const bool wide = contributions && contributions.dtype() != dtype;
-  visit_compute(dtype, [&]<class Host>() {
-    using T = device_t<Host>;
-    const Attention<T> p = make_attention<Host>(problem, cut, saved, before);
-    visit_slabs(k, [&]<int SLABS>() {
-      launch_tiles<WriteShared<T, SLABS>>(
-          contributions ? write_kernel<T, SLABS, true> : write_kernel<T, SLABS, false>,
-          scan_blocks(p.sequences, h, v), stream, p, ptr<float>(ht),
-          wide ? nullptr : ptr<Host>(contributions), wide ? ptr<float>(contributions) : nullptr);
-    });
-    launch_tiles<ReadShared<T>>(read_kernel<T>, p.chunks * h * ceil_div(v, 64), stream, p,
-                                ptr<Host>(o));
-  });
+  scan(problem, cut, saved, before, ht, apart ? Tensor() : contributions);
+  read_out(problem, cut, saved, before, o);
+  if (apart) {
+    LinearAttentionProblem runs = gated;
+    runs.h0 = {};
+    const Cut own(runs);
+    const LinearAttentionSaved written = empty_states(runs, own, true);
+    scan(runs, own, written, run_offsets(runs, own), {}, contributions);
+    saved.partials = written.partials;
+  }
   return saved;
 }
 

@@ -100,6 +100,18 @@ __device__ __forceinline__ void each_state(Accumulator<T, kScanColumns> (&state)
 
 // The problem with g and weight worked out, where it has steps instead.
 LinearAttentionProblem with_gates(const LinearAttentionProblem& p);
+// Where runs are not made of whole chunks, a pass of its own sees to them, and all others to the
+// problem without them: nothing else depends on S then, to the last bit.
+inline int64_t longest_chunk(const LinearAttentionProblem& p) {
+  return std::clamp<int64_t>(p.chunk, 16, kChunk);
+}
+inline bool runs_apart(const LinearAttentionProblem& p) {
+  return p.memory_chunk % longest_chunk(p) != 0;
+}
+inline LinearAttentionProblem without_apart_runs(LinearAttentionProblem p) {
+  if (runs_apart(p)) p.memory_chunk = 0;
+  return p;
+}
 // How a sequence is cut: chunks of at most 64 tokens, runs of one chunk where there is no memory.
 struct Cut {
   explicit Cut(const LinearAttentionProblem& p);

@@ -107,13 +107,6 @@ __device__ __forceinline__ float2 pair(const float* s, int t) {
 
 // Whether these kernels take the problem; forward and backward agree.
 bool fast_attention(const LinearAttentionProblem& p);
-// Runs that are not made of whole chunks: kernels of their own see to them, and the others to the
-// problem without them.
-inline bool has_short_runs(const LinearAttentionProblem& p) { return p.memory_chunk % kChunk != 0; }
-inline LinearAttentionProblem without_short_runs(LinearAttentionProblem p) {
-  if (has_short_runs(p)) p.memory_chunk = 0;
-  return p;
-}
 FastAttention make_fast_attention(const LinearAttentionProblem& p, const Cut& cut,
                                   const LinearAttentionSaved& saved, const Tensor& run_before);
 LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& p, const Tensor& o,

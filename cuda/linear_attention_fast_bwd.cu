@@ -80,11 +80,11 @@ int parts_of_heads(int64_t items, int64_t heads_per_group, int64_t processors) {
 void fast_attention_bwd(const LinearAttentionProblem& given, const LinearAttentionSaved& saved,
                         const Tensor& given_o, const Tensor& dht, const Tensor& given_contributions,
                         const LinearAttentionGradients& grads) {
-  const LinearAttentionProblem problem = without_short_runs(given);
+  const LinearAttentionProblem problem = without_apart_runs(given);
   const auto aligned = [](const Tensor& t) {  // as copies and tensor maps want them
     return t && reinterpret_cast<uintptr_t>(t.raw()) % 16 != 0 ? t.clone() : t;
   };
-  const bool whole = given_contributions && !has_short_runs(given);
+  const bool whole = given_contributions && !runs_apart(given);
   const Tensor of_short = whole ? Tensor() : aligned(given_contributions);
   const Tensor d_o = aligned(given_o);
   const Tensor dcontributions = whole ? aligned(given_contributions.to(DType::bf16)) : Tensor();

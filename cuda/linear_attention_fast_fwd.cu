@@ -191,7 +191,7 @@ FastAttention make_fast_attention(const LinearAttentionProblem& problem, const C
 
 LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& given, const Tensor& o,
                                         const Tensor& ht, const Tensor& contributions) {
-  const LinearAttentionProblem problem = without_short_runs(given);
+  const LinearAttentionProblem problem = without_apart_runs(given);
   const Device device = problem.v.device();
   const int64_t h = problem.heads(), groups = problem.groups();
   const int64_t k = problem.key_dim(), v = problem.value_dim();
@@ -223,7 +223,7 @@ LinearAttentionSaved fast_attention_fwd(const LinearAttentionProblem& given, con
                                    p, segments, sources, state_target(p, p.states, device),
                                    ptr<bf16>(o), ptr<float>(ht));
   });
-  if (contributions && !has_short_runs(given))
+  if (contributions && !runs_apart(given))
     write_contributions(p, segments, written, contributions, stream);
   else if (contributions)
     write_short_runs(given, saved, contributions, stream);

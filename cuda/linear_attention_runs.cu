@@ -97,37 +97,60 @@ __global__ void __launch_bounds__(kRunThreads)
   }
 }
 
-// s [runs,K,64] = columns v0... of E of a head, zeros around it.
-template <int ROWS>
+// s [runs,K,64] = columns v0... of E of a head, zeros around it; so many pieces asked for at once.
+template <int ROWS, int AT_ONCE>
 __device__ __forceinline__ void fetch_upstream(bf16_t* s, const RunProblem& p,
                                                const RunGradients& grads, int64_t item, int h,
                                                int v0) {
-  const int rows = kRunsOf<ROWS> * p.keys();
-  for (int i = int(threadIdx.x); i < rows * (kRunColumns / 8); i += kRunThreads) {
-    const int row = i / 8, c = i % 8 * 8, k = row % p.keys();
-    const int64_t run = item * kRunsOf<ROWS> + row / p.keys();
-    const bool valid = run < p.chunks && k < p.key_dim && v0 + c < p.value_dim;
-    const int64_t at = p.state_at(run, h) + int64_t(k) * p.value_dim + v0 + c;
-    bf16_t* to = s + row * kRunRow + c;
-    if (!grads.wide) {
-      const auto* from = static_cast<const bf16_t*>(grads.upstream);
-      copy_async_or_zero(to, valid ? from + at : from, valid);
-      continue;
+  const int count = kRunsOf<ROWS> * p.keys() * (kRunColumns / 8);
+  for (int i0 = int(threadIdx.x); i0 < count; i0 += AT_ONCE * kRunThreads) {
+    float4 x[AT_ONCE][2];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const int i = i0 + j * kRunThreads, row = i / 8, c = i % 8 * 8, k = row % p.keys();
+      const int64_t run = item * kRunsOf<ROWS> + row / p.keys();
+      const bool valid = i < count && run < p.chunks && k < p.key_dim && v0 + c < p.value_dim;
+      const int64_t at = valid ? p.state_at(run, h) + int64_t(k) * p.value_dim + v0 + c : 0;
+      x[j][0] = x[j][1] = float4{0.f, 0.f, 0.f, 0.f};
+      if (grads.wide && valid) {
+        const auto* from = static_cast<const float*>(grads.upstream) + at;
+        x[j][0] = __ldg(reinterpret_cast<const float4*>(from));
+        x[j][1] = __ldg(reinterpret_cast<const float4*>(from) + 1);
+      } else if (!grads.wide && i < count) {
+        const auto* from = static_cast<const bf16_t*>(grads.upstream) + at;
+        copy_async_or_zero(s + row * kRunRow + c, from, valid);
+      }
     }
-    float4 x[2] = {};
-    if (valid) {
-      const auto* from =
-          reinterpret_cast<const float4*>(static_cast<const float*>(grads.upstream) + at);
-      x[0] = from[0], x[1] = from[1];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const int i = i0 + j * kRunThreads;
+      if (!grads.wide || i >= count) continue;
+      *reinterpret_cast<uint4*>(s + i / 8 * kRunRow + i % 8 * 8) = {
+          pack_bf16(x[j][0].x, x[j][0].y), pack_bf16(x[j][0].z, x[j][0].w),
+          pack_bf16(x[j][1].x, x[j][1].y), pack_bf16(x[j][1].z, x[j][1].w)};
     }
-    *reinterpret_cast<uint4*>(to) = {pack_bf16(x[0].x, x[0].y), pack_bf16(x[0].z, x[0].w),
-                                     pack_bf16(x[1].x, x[1].y), pack_bf16(x[1].z, x[1].w)};
   }
 }
 
-__device__ __forceinline__ void add_pair(bf16_t* g, float x, float y) {
-  unsigned& at = *reinterpret_cast<unsigned*>(g);
-  at = pack_bf16(low_half(at) + x, high_half(at) + y);
+// Two rows of fragments [16,8N] in memory += factor·x, as far as `cols` goes; null: none. All of a
+// row is asked for before the first of it is written.
+template <int N>
+__device__ __forceinline__ void add_rows(bf16_t* const (&rows)[2], int cols, const float (&x)[N][4],
+                                         const float (&factor)[2], const Lane& l) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!rows[half]) continue;
+    auto* at = reinterpret_cast<unsigned*>(rows[half]) + l.c;
+    unsigned old[N];
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      if (8 * n < cols) old[n] = at[4 * n];
+#pragma unroll
+    for (int n = 0; n < N; ++n)
+      if (8 * n < cols)
+        at[4 * n] = pack_bf16(low_half(old[n]) + factor[half] * x[n][2 * half],
+                              high_half(old[n]) + factor[half] * x[n][2 * half + 1]);
+  }
 }
 
 // By one warp, lane l with places 2l and 2l+1: what x, in s.kept, adds to the gradients of the
@@ -176,10 +199,13 @@ __device__ __forceinline__ void add_gate_gradients(const RunProblem& p, const Ru
   to[0] = 0.f, to[p.value_heads] = sums[0], to[2 * p.value_heads] = sums[1];
 }
 
-// Item (runs, group). A warp has 16 tokens of one run. Per head: per 64 columns of V 1 u = k E,
-// y += v Eᵀ; 2 dv += τ w u. 3 x = τ k·y, dk += τ w y. 4 the gates. Last: 5 dk of all heads.
-template <int ROWS, int SLABS>
-__global__ void __launch_bounds__(kRunThreads)
+// Item (runs, group). A warp has 16 tokens of one run, and of K FRAGMENTS of 8 channels. Per head:
+// per 64 columns of V 1 u = k E, y += v Eᵀ; 2 dv += τ w u. 3 x = τ k·y, dk += τ w y. 4 the gates.
+// Last: 5 dk of all heads.
+template <int ROWS, int FRAGMENTS>
+__global__ void __launch_bounds__(kRunThreads, FRAGMENTS == 2   ? 4
+                                               : FRAGMENTS == 8 ? 3
+                                                                : 2)
     run_gradient_kernel(RunProblem p, RunGradients grads) {
   const RunShared s(p);
   const Lane l;
@@ -193,16 +219,16 @@ __global__ void __launch_bounds__(kRunThreads)
     p.find<ROWS>(s.places, item);
     const int rows = s.places.rows[run];
     const int64_t first = s.places.first[run] - run * ROWS;  // token of place 0
-    float dk[8 * SLABS][4] = {};
+    float dk[FRAGMENTS][4] = {};
     for (int h = group * per_group; h < (group + 1) * per_group; ++h) {
       if (h == group * per_group)
         p.fetch<ROWS>(s.k, ld, s.places, p.k_row(0, h), p.k_step, p.key_dim, p.keys());
       if (warp == 0) put_run_gates<ROWS>(p, s.places, h);
-      float y[8 * SLABS][4] = {}, factor[2] = {};
+      float y[FRAGMENTS][4] = {}, factor[2] = {};
       for (int v0 = 0; v0 < p.value_dim; v0 += kRunColumns) {
         p.fetch<ROWS>(s.v, kRunRow, s.places, p.v_row(0, h) + v0, p.v_step, p.value_dim - v0,
                       kRunColumns);
-        fetch_upstream<ROWS>(s.e, p, grads, item, h, v0);
+        fetch_upstream<ROWS, FRAGMENTS == 2 ? 4 : 2>(s.e, p, grads, item, h, v0);
         wait_copies();
         __syncthreads();
         float u[8][4] = {};
@@ -221,24 +247,21 @@ __global__ void __launch_bounds__(kRunThreads)
           unsigned a[4], b[4];
           left(a, s.v, kRunRow, m0, k, l);
 #pragma unroll
-          for (int n = 0; n < 8 * SLABS; n += 2) {
+          for (int n = 0; n < FRAGMENTS; n += 2) {
             if (8 * n >= p.keys()) continue;
             right(b, e, kRunRow, k, 8 * n, l);
             mma(y[n], a, b[0], b[1]), mma(y[n + 1], a, b[2], b[3]);
           }
         }
+        bf16_t* to[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {  // 2
           const int r = m0 + l.g + 8 * half;
           factor[half] = s.places.tail[r] * s.places.weight[r];
-          if (!grads.dv || r >= run * ROWS + rows) continue;
-          bf16_t* to = grads.dv + p.value_at(first + r, h) + v0;
-#pragma unroll
-          for (int n = 0; n < 8; ++n)
-            if (v0 + 8 * n < p.value_dim)
-              add_pair(to + 8 * n + 2 * l.c, factor[half] * u[n][2 * half],
-                       factor[half] * u[n][2 * half + 1]);
+          const bool wanted = grads.dv && r < run * ROWS + rows;
+          to[half] = wanted ? grads.dv + p.value_at(first + r, h) + v0 : nullptr;
         }
+        add_rows(to, p.value_dim - v0, u, factor, l);
         __syncthreads();
       }
 #pragma unroll
@@ -246,7 +269,7 @@ __global__ void __launch_bounds__(kRunThreads)
         const int r = m0 + l.g + 8 * half;
         float x = 0;
 #pragma unroll
-        for (int n = 0; n < 8 * SLABS; ++n) {
+        for (int n = 0; n < FRAGMENTS; ++n) {
           if (8 * n >= p.keys()) continue;
           const unsigned k = *reinterpret_cast<const unsigned*>(s.k + r * ld + 8 * n + 2 * l.c);
           x += low_half(k) * y[n][2 * half] + high_half(k) * y[n][2 * half + 1];
@@ -259,15 +282,14 @@ __global__ void __launch_bounds__(kRunThreads)
       __syncthreads();
       if (warp == 0) add_gate_gradients<ROWS>(p, grads, s.places, item, h);  // 4
     }
+    bf16_t* to[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // 5
       const int r = m0 + l.g + 8 * half;
-      if (!grads.dk || r >= run * ROWS + rows) continue;
-      bf16_t* to = grads.dk + p.key_at(first + r, group * per_group);
-#pragma unroll
-      for (int n = 0; n < 8 * SLABS; ++n)
-        if (8 * n < p.key_dim) add_pair(to + 8 * n + 2 * l.c, dk[n][2 * half], dk[n][2 * half + 1]);
+      const bool wanted = grads.dk && r < run * ROWS + rows;
+      to[half] = wanted ? grads.dk + p.key_at(first + r, group * per_group) : nullptr;
     }
+    add_rows(to, p.key_dim, dk, {1.f, 1.f}, l);
     __syncthreads();
   }
 }
@@ -281,6 +303,17 @@ void visit_runs(int length, F&& f) {
     f.template operator()<32>();
   else
     f.template operator()<64>();
+}
+
+// f.operator()<FRAGMENTS>() with the fragments of 8 channels that hold K <= 128.
+template <class F>
+void visit_fragments(int key_dim, F&& f) {
+  if (key_dim <= 16)
+    f.template operator()<2>();
+  else if (key_dim <= 64)
+    f.template operator()<8>();
+  else
+    f.template operator()<16>();
 }
 
 template <class... P, class... A>
@@ -326,8 +359,8 @@ void add_run_gradients(const LinearAttentionProblem& problem, const LinearAttent
   const Tensor before = run_offsets(problem, cut);
   const RunProblem p{make_fast_attention(problem, cut, saved, before)};
   visit_runs(p.chunk, [&]<int ROWS>() {
-    visit_fast_slabs(p.key_dim, [&]<int SLABS>() {
-      launch_runs(run_gradient_kernel<ROWS, SLABS>, items_of(p.chunks, p.chunk) * p.heads,
+    visit_fragments(p.key_dim, [&]<int FRAGMENTS>() {
+      launch_runs(run_gradient_kernel<ROWS, FRAGMENTS>, items_of(p.chunks, p.chunk) * p.heads,
                   RunShared::bytes(p, kRunsOf<ROWS>), stream, p, grads);
     });
   });

@@ -4,7 +4,7 @@
 // scalar gate:
 //   Q = U W_Q [N]   E = U W_E [P]   G = silu(U W_G)      U the mixer's input, all heads alike
 //   o_t = C_t H_t + G_t R_t,   R of ops/state_memory_attention.h;   D-skip, norm, output: Mamba-2's
-// W_G begins at zero, where the block is Mamba-2 bit for bit in f32 if 64 divides sma_chunk.
+// W_G begins at zero, where the block is Mamba-2 bit for bit in f32.
 //
 // Variants by config, the same weights but for the last: use_sma (false: R left out), sma_chunk,
 // sma_normalize, sma_shared_read (false: R reads with a vector of its own, N more columns of
