@@ -62,6 +62,7 @@ set(EBB_CUDA_TESTS
   conv_cuda_test.cpp
   elementwise_test.cpp
   gated_linear_attention_cuda_test.cpp
+  large_attention_cuda_test.cpp
   large_cuda_test.cpp
   reduce_test.cpp
   graph_test.cpp

@@ -12,6 +12,10 @@ struct CentredTiles {
   SwizzledTile r, a, k, b;
 };
 using GroupTotals = float[8][64];  // log2 of the decay over a warp's eight tokens
+// scale r·k of each token, in f32 from what they are: a score of a token with itself has no decay.
+// It is all that the first token of a sequence reads, and where r and k are nearly orthogonal,
+// factors that are rounded before they cancel would leave noise.
+using OwnScores = float[64];
 struct CentredSums {
   float from_start[2][64];  // from the chunk's start to each half's centre; of one centre: ε
   float to_end[2][64];      // from there to the chunk's end
@@ -205,6 +209,24 @@ struct CentredRows {
     return exp2_pair({-sum[i].x, -sum[i].y});
   }
 
+  // Of the warp's tokens, four lanes each, before anything is done to their rows.
+  __device__ __forceinline__ void own_scores(const FastProblem& p, CentredTiles& s,
+                                             OwnScores& s_own) const {
+    const int token = 8 * warp + lane / 4, first = 16 * (lane % 4);
+    float sum = 0;
+#pragma unroll 1
+    for (int c = first; c < first + 16; c += 8) {
+      float r[8], k[8];
+      load_pack(r, s.r.at(token, c));
+      load_pack(k, s.k.at(token, c));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += r[i] * k[i];
+    }
+#pragma unroll
+    for (int o = 1; o < 4; o *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
+    if (lane % 4 == 0) s_own[token] = p.scale * sum;
+    __syncwarp();
+  }
   // Rows times their factors, in place.
   __device__ __forceinline__ void centre(const FastProblem& p, CentredTiles& s) const {
 #pragma unroll
@@ -355,6 +377,18 @@ __device__ __forceinline__ void keep(float (&x)[8][4], int m0, const Lane& l) {
                                                   : column > row;
       x[n][e] = kept ? x[n][e] : 0.f;
     }
+}
+// Scores of the warp's 16 tokens with themselves, where their square lies as a left operand.
+__device__ __forceinline__ void put_own(unsigned (&a)[4][4], const float* s_own, int warp,
+                                        const Lane& l) {
+  const unsigned own = pack_bf16(s_own[16 * warp + l.g], s_own[16 * warp + 8 + l.g]);
+  const bool here = l.c == l.g / 2;
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    if (k != warp || !here) continue;
+    a[k][0] = l.g % 2 ? __byte_perm(a[k][0], own, 0x5410) : __byte_perm(a[k][0], own, 0x3254);
+    a[k][3] = l.g % 2 ? __byte_perm(a[k][3], own, 0x7610) : __byte_perm(a[k][3], own, 0x3276);
+  }
 }
 
 }  // namespace ebb::gpu::low_rank

@@ -34,6 +34,7 @@ struct GradientShared {
                              // half's
   };
   CentredSums centred;
+  OwnScores own;
   float kept[4][64], carry[8][64];  // sums over the rows of a warp, over an eighth of V
   Span span;                        // here, so that it takes no registers
 };
@@ -112,12 +113,14 @@ __device__ __forceinline__ void value_gradient(GradientShared& s, const Place& a
   const int warp = at.warp, m0 = 16 * warp;
   float x[8][4];
   unsigned rk[4][4], ak[4][4], kept[4][4];
-  multiply_centred<PARTS>(x, s.in.k, s.in.r, s.centred, warp, l);
-  keep<Triangle::upper>(x, m0, l);
-  values_as_left(rk, x);
   multiply_centred<PARTS>(x, s.in.k, s.in.a, s.centred, warp, l);
   keep<Triangle::above>(x, m0, l);
   values_as_left(ak, x);
+  multiply_centred<PARTS>(x, s.in.k, s.in.r, s.centred, warp, l);
+  keep<Triangle::upper>(x, m0, l);
+  values_as_left(rk, x);
+  // With two centres the products need the registers: dV keeps that rounding.
+  if constexpr (PARTS == 1) put_own(rk, s.own, warp, l);
   load_scaled(kept, s.in.k, m0, l, [&](float2 v, int c) {
     return times(v, *reinterpret_cast<const float2*>(s.centred.to_end[warp >> 1] + c));
   });
@@ -181,6 +184,7 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
     fetch_values(p, span, chunk, head, s);
     commit_copies();
     const CentredRows<PARTS> rows(p, span, head, s.total, s.centred);
+    if constexpr (PARTS == 1) rows.own_scores(p, s.in, s.own);
     rows.centre(p, s.in);
     write_factors(rows, s.up);
   }

@@ -18,6 +18,7 @@ struct PrepareShared {
     SwizzledTile inverse;       // rounded
   };
   SumsOf<PARTS> sums;
+  OwnScores own;
 };
 // Blocks per multiprocessor.
 static_assert(3 * (sizeof(PrepareShared<1>) + 1024) <= 228 * 1024);
@@ -210,7 +211,12 @@ __device__ __forceinline__ void read_way(const FastProblem& p, PrepareShared<PAR
   put_rows(s.x, x, m0, l);
   multiply_scores<PARTS>(x, s.in.r, s.in.k, s.sums, inside[1], warp, l);
   keep<Triangle::lower>(x, m0, l);
-  put_rows(s.rk, x, m0, l);
+  {
+    unsigned rk[4][4];
+    values_as_left(rk, x);
+    put_own(rk, s.own, warp, l);
+    put_rows(s.rk, rk, m0, l);
+  }
   if constexpr (PARTS == 4) copy_rows(p.scores[at].rk, s.rk, m0);
   multiply_scores<PARTS>(x, s.in.r, s.in.b, s.sums, inside[2], warp, l);
   keep<Triangle::lower>(x, m0, l);
@@ -273,6 +279,7 @@ __global__ void __launch_bounds__(kFastThreads, PARTS == 1 ? 3 : 2)
   PartScores inside[3];
   {
     CentredRows<PARTS, PARTS == 4> rows(p, span, head, s.total, s.sums);  // 1
+    rows.own_scores(p, s.in, s.own);
     if constexpr (PARTS == 4) {
       rows.keep_inputs(s.in);
       rows.centre_leaf(p, span, head, s.in, s.sums);

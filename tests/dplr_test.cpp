@@ -168,6 +168,31 @@ TEST_P(Dplr, GradientOfTinyDecaysIsAccurate) {
 }
 
 // Dense views that begin at no 16-byte boundary: wide copies must not be tried on them.
+// B31: a first token reads nothing but its own value, times r·k. Where the two are nearly
+// orthogonal, a score from rounded products of decays is noise, which a norm blows up to full size.
+TEST_P(Dplr, B31FirstTokenOfNearlyOrthogonalVectors) {
+  for (const DType dtype : dtypes())
+    for (const double bound : {-0.6066, -4.0, 0.0})
+      for (const int64_t time : {1, 8, 70})
+        for (const int64_t width : {16, 64}) {
+          Inputs in = rwkv_inputs(1, time, 2, width, 32);
+          in.h0.fill_(0);
+          in.options.lower_bound = bound;
+          double *r = in.r.data<double>(), *k = in.k.data<double>();
+          for (int64_t i = 0; i < 2 * width; i += 2) {
+            k[i] = r[i + 1], k[i + 1] = -r[i];
+            if (i % width == 0) k[i] *= 1.125;
+          }
+          Inputs seen = in;
+          for (Tensor* t : {&seen.r, &seen.k, &seen.v, &seen.a, &seen.b})
+            *t = t->to(dtype).to(DType::f64);
+          const Tensor want = run(seen, DType::f64, Device())[0].slice(1, 0, 1);
+          EXPECT_LE(relative_error(run(in, dtype, device())[0].slice(1, 0, 1), want),
+                    dtype == DType::bf16 ? 8e-3 : 2e-5)
+              << name(dtype) << " bound " << bound << " T " << time << " K " << width;
+        }
+}
+
 TEST_P(Dplr, AnyAlignment) {
   const DType dtype = dtypes()[1];
   Inputs in = rwkv_inputs(1, 130, 1, 64, 64);
