@@ -34,16 +34,27 @@ if [[ "$tool" == racecheck ]]; then
     done
   fi
 fi
+if [[ "$tool" == initcheck ]]; then
+  # It does not see what tensor copies of the copy engine write to memory, and reports who reads it
+  # where the memory has not been in use before. Left out: cases with products of cuBLAS, and the
+  # kernels that read the states that linear attention stores in this way.
+  [[ "$filter" == *-* ]] || filter+=-
+  filter+=':*/matmul_*:*/channel_mix_*:*/linear_cross_entropy_*'
+  for kernels in linear_attention_gradients_cu linear_attention_reverse_cu \
+    linear_attention_fast_bwd_cu; do
+    options+=(--kernel-name-exclude "kernel_substring=$kernels")
+  done
+fi
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # Cases are dealt like cards, one of every kind of operator and dtype after the other, so that all
 # have had a turn whenever time is up; to as many decks as there are processes, since a process has
-# to prepare each kernel for the tool once. Racecheck takes longer for that than for the start of a
-# process: a deck for each kind.
-most=64 decks=$processes
-[[ "$tool" == racecheck ]] && most=12 decks=1000
-"$tests" --gtest_list_tests --gtest_filter="$filter" | awk -v most="$most" -v decks="$decks" '
+# to prepare each kernel for the tool once. Racecheck says nothing of what it was through with when
+# it is cut off: fewer at a time.
+most=64
+[[ "$tool" == racecheck ]] && most=16
+"$tests" --gtest_list_tests --gtest_filter="$filter" | awk -v most="$most" -v decks="$processes" '
   /^[^ ]/ { suite = $1; next }
   { kind = $1; sub(/_.*/, "", kind)  # Bf16/rotary of Bf16/rotary_starts
     if (!(kind in count)) place[kind] = kinds++
