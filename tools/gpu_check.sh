@@ -127,10 +127,11 @@ fi
 if wanted sanitizer && ! command -v "${COMPUTE_SANITIZER:-compute-sanitizer}" >/dev/null; then
   say "skip  sanitizer: compute-sanitizer is not installed"
 elif wanted sanitizer; then
-  each=$(( jobs > 4 ? jobs / 4 : 1 )) seconds=80
-  for tool in memcheck racecheck synccheck initcheck; do
+  seconds=70
+  for share in 2:memcheck 8:racecheck 2:synccheck 4:initcheck; do  # of 16 cores, as each needs
+    each=$(( jobs * ${share%%:*} / 16 )) tool=${share#*:}
     begin "$tool" $(( seconds + 25 )) bash tools/gpu_sanitize.sh "$tool" "$build/tests/cuda_tests" \
-      "$logs" "$seconds" "$each"
+      "$logs" "$seconds" $(( each > 0 ? each : 1 ))
   done
   finish
 fi
