@@ -36,7 +36,8 @@ struct DeltaRuleOptions {
   SeqLayout layout = {};          // N sequences; dense: N = B
   int64_t chunk = 64;             // C: 16, 32, 64 or 128; changes results by rounding only
   bool recompute = false;         // keep the inputs only; backward runs the forward pass again
-  // Instead of finished inputs; in bf16 with K <= 128 the kernels of the GPU do this by themselves:
+  // Instead of finished inputs; the kernels on tensor cores do this by themselves, with one decay
+  // per head for K <= 128, per channel as ops/delta_rule_channel.h says:
   bool normalize_qk = false;  // q, k to length 1 (ops/l2_norm.h)
   bool sigmoid = false;       // beta (b and w) are logits of any dtype ...
   double beta_scale = 1;      // ... beta = beta_scale·σ, b too; 2 allows negative eigenvalues

@@ -37,8 +37,8 @@
 //
 // What the options make of raw inputs is the work of the same kernels on tensor cores where logits
 // by channel are bf16 (those of beta may be f32); so is the normalisation of q and k for K <= 64
-// and HV = H. Inputs are then saved as they are, and no finished copy of them is made. Elsewhere
-// the options are operators of their own inside the one node.
+// and HV = H; GDN2's only if b and w are logits. Inputs are then saved as they are, and no finished
+// copy of them is made. Elsewhere the options are operators of their own inside the one node.
 #pragma once
 #include "ops/delta_rule.h"
 
