@@ -98,6 +98,31 @@ __global__ void __launch_bounds__(kThreads)
 constexpr int kStrip = 32;
 constexpr int kRowsOfThread = kRows / (kThreads / (256 / 4));  // of 256 channels; else fewer
 
+// By a thread, of its rows first, first + groups, ... and four channels: sums += start · strip.
+__device__ __forceinline__ void add_strip(float4 (&sums)[kRowsOfThread], const float* s_start,
+                                          const float* m, int rows, int key_dim, int first,
+                                          int groups) {
+  for (int c = 0; c < rows; c += 4) {
+    float4 row[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) row[e] = *reinterpret_cast<const float4*>(m + (c + e) * key_dim);
+#pragma unroll
+    for (int j = 0; j < kRowsOfThread; ++j) {
+      const int r = first + j * groups;
+      if (first >= groups || r >= kRows) continue;
+      const float4 a = *reinterpret_cast<const float4*>(s_start + r * key_dim + c);
+      const float y[4] = {a.x, a.y, a.z, a.w};
+      float4& x = sums[j];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        x.x += y[e] * row[e].x, x.y += y[e] * row[e].y;
+        x.z += y[e] * row[e].z, x.w += y[e] * row[e].w;
+      }
+    }
+  }
+}
+
+// Block (16 columns of V, head, sequence), as chain_kernel.
 __global__ void __launch_bounds__(kThreads)
     chain_strips_kernel(Problem<bf16_t> p, Segments segments, const float* given, bool reverse) {
   float* s = reinterpret_cast<float*>(&dynamic_shared<float4>());
@@ -148,27 +173,8 @@ __global__ void __launch_bounds__(kThreads)
         fetch(i * strips + at + 1);
         wait_copy_groups<1>();
         __syncthreads();
-        const float* m = strip(i * strips + at) + k;
-        for (int c = 0; c < rows_of(at); c += 4) {
-          float4 row[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            row[e] = *reinterpret_cast<const float4*>(m + (c + e) * key_dim);
-#pragma unroll
-          for (int j = 0; j < kRowsOfThread; ++j) {
-            const int r = first + j * groups;
-            if (first >= groups || r >= kRows) continue;
-            const float4 a =
-                *reinterpret_cast<const float4*>(s_start + r * key_dim + kStrip * at + c);
-            const float y[4] = {a.x, a.y, a.z, a.w};
-            float4& x = sums[j];
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              x.x += y[e] * row[e].x, x.y += y[e] * row[e].y;
-              x.z += y[e] * row[e].z, x.w += y[e] * row[e].w;
-            }
-          }
-        }
+        add_strip(sums, s_start + kStrip * at, strip(i * strips + at) + k, rows_of(at), key_dim,
+                  first, groups);
         __syncthreads();
       }
 #pragma unroll
