@@ -67,6 +67,7 @@ struct StepPlace {
 // What a row of the state needs; thread i of group y holds it for row y+8i.
 struct RowFactors {
   float alpha = 0, erase = 0, k = 0, q = 0;  // e^g; b∘k∘e^g
+  bool positive = false;                     // g is; said when all else is done
 };
 
 // A thread's part of the state: rows y, y+8, ..., V columns. FULL: no row and no column is missing.

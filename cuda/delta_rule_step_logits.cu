@@ -64,7 +64,7 @@ struct LogitFactors : RowFactors {
     if (r >= p.key_dim) return;
     const float g = p.log_decay_of(b, hv, r);
     k = to_float(g_k[r]) * key_length, q = to_float(g_q[r]) * query_length;
-    if (g > 0.f) *p.positive_decay = 1;
+    positive = g > 0.f;
     alpha = expf(g);
     const float by = p.erase.g ? p.strength(p.erase.at(b, hv * p.key_dim + r), p.beta_scale) : beta;
     erase = by * k * alpha;
@@ -79,17 +79,21 @@ __global__ void __launch_bounds__(kStepThreads<ROWS>, kStepBlocks<ROWS>)
   wait_for_earlier_kernels();
   const StepPlace<ROWS, V> at(p);
   HeldState<ROWS, V, FULL> state(p, at);
+  const int value = at.hv * p.value_dim + at.column;
+  const bool inside = FULL || at.inside;
+  Pack<T, V> r_v;
+  if (inside) r_v = load_raw<T, V>(p.v + at.batch * p.v_step + value);
   const float beta = p.beta.g ? p.strength(p.beta.at(at.batch, at.hv), p.beta_scale) : 0.f;
   const LogitFactors row(p, at, int(threadIdx.y + kGroups * threadIdx.x), beta);
-  float v[V] = {};
-  if (FULL || at.inside) {
-    const int value = at.hv * p.value_dim + at.column;
-    load_pack(v, p.v + at.batch * p.v_step + value);
+  float v[V];
+  unpack(v, r_v);
 #pragma unroll
-    for (int e = 0; e < V; ++e)
-      v[e] *= p.write.g ? p.strength(p.write.at(at.batch, value + e), 1.f) : p.beta.g ? beta : 1.f;
-  }
+  for (int e = 0; e < V; ++e)
+    v[e] *= !p.write.g ? (p.beta.g ? beta : 1.f)
+            : inside   ? p.strength(p.write.at(at.batch, value + e), 1.f)
+                       : 0.f;
   state.advance(p, at, row, v);
+  if (row.positive) *p.positive_decay = 1;
 }
 
 template <class T, int V>
