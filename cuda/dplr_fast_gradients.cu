@@ -18,16 +18,7 @@ namespace {
 struct Sums {
   float until[64 * kSumRow], before[64 * kSumRow];  // terms of tokens i >= t, of i > t
 };
-struct GradientShared {
-  CentredTiles in;  // at the end dr, da, dk, db
-  union {
-    Values values;
-    Scores scores;
-    Sums sums;
-  };
-  union {
-    SwizzledTile inverse, dv;
-  };
+struct GradientShared : GradientTiles<Sums> {
   union {
     GroupTotals total;
     float up[66 * kSumRow];  // row i + 1; row 0: before the first token, row 65: before the second

@@ -1,8 +1,7 @@
 // Shared by dplr_fast_gradients.cu, whose head has the formulas, and dplr_steep_gradients.cu: what
 // of a chunk lies in shared memory, and what two groups of warps make of it, one of the rows of the
-// scores' gradients and one of their columns. Shared has `in`, `values` and `scores` in one place,
-// `inverse` and `dv` in one, `centred`, `kept`, `carry` and `sums`; PARTS = 4: `inside`, the
-// gradients of scores inside a part.
+// scores' gradients and one of their columns. Shared is a GradientTiles and has `centred`, `kept`
+// and `carry`; PARTS = 4: `inside`, the gradients of scores inside a part.
 #pragma once
 #include "cuda/dplr_chunk.cuh"
 
@@ -16,6 +15,18 @@ struct Values {
 };
 struct Scores {
   SwizzledTile pv, py, mv, my;
+};
+template <class Sums>
+struct GradientTiles {
+  CentredTiles in;  // at the end dr, da, dk, db
+  union {
+    Values values;
+    Scores scores;
+    Sums sums;
+  };
+  union {
+    SwizzledTile inverse, dv;
+  };
 };
 __device__ __forceinline__ void fetch_whole(SwizzledTile& s, const SwizzledTile& g) {
 #pragma unroll

@@ -19,16 +19,7 @@ constexpr int kPart = 16;
 struct Sums {  // x_r, x_a, x_k, x_b; then in the first two terms of dw of tokens i >= t, of i > t
   float until[64 * kSumRow], before[64 * kSumRow], k[64 * kSumRow], b[64 * kSumRow];
 };
-struct SteepShared {
-  CentredTiles in;  // at the end dr, da, dk, db
-  union {
-    Values values;
-    Scores scores;
-    Sums sums;
-  };
-  union {
-    SwizzledTile inverse, dv;
-  };
+struct SteepShared : GradientTiles<Sums> {
   ChunkScores kept_scores;
   float inside[4][kPart][kPart][4];  // of part, i, j: dP_v, dP_y, dM_v, dM_y
   SteepSums centred;
