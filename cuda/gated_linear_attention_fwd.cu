@@ -97,18 +97,12 @@ __global__ void __launch_bounds__(kTileThreads)
             }
             const T* k = now.k[Stage::kAllSlabs ? slab : 0];
             const float total = now.gates.total;
+            // One way of adding, with and without runs: the state does not depend on them.
+            state[slab].each([&](int, int, float& v) { v *= total; });
+            multiply<Stored::columns, Stored::rows>(state[slab], k, ld, now.v, ld_v, rows);
             if (MEMORY) {
-              Accumulator<T, kScanColumns> written;
-              written.clear();
-              multiply<Stored::columns, Stored::rows>(written, k, ld, now.v, ld_v, rows);
-#pragma unroll
-              for (int e = 0; e < written.kCount; ++e) {
-                state[slab].v[e] = total * state[slab].v[e] + written.v[e];
-                run[slab].v[e] = total * run[slab].v[e] + written.v[e];
-              }
-            } else {
-              state[slab].each([&](int, int, float& v) { v *= total; });
-              multiply<Stored::columns, Stored::rows>(state[slab], k, ld, now.v, ld_v, rows);
+              run[slab].each([&](int, int, float& v) { v *= total; });
+              multiply<Stored::columns, Stored::rows>(run[slab], k, ld, now.v, ld_v, rows);
             }
           }
           if (MEMORY && (i + 1) % p.pieces == 0)

@@ -26,7 +26,8 @@
 //   contributions [M,H,K,V] in v's dtype (or wider),  Δ_c = Σ_{s in c} e^{Σ g after s in c} w_s k_s
 //   v_sᵀ
 // M = layout.chunk_count(B, T, S): the runs of one sequence after the other, ragged last ones
-// included. Differentiable in all inputs, with upstream gradients on any of the three.
+// included. Nothing else depends on S, to the last bit: runs that are not whole chunks have a pass
+// of their own. Differentiable in all inputs, with upstream gradients on any of the three.
 //
 // Computed in chunks of C tokens, G_i the sum of g inside the chunk, H the state before it:
 //   o = scale ((q kᵀ ∘ Γ) diag(w) v + e^G q H) + skip v,  Γ_ij = e^{G_i−G_j} for i >= j, else 0
