@@ -19,8 +19,8 @@ struct Channel : Problem<T> {  // here g is [tokens,HV,K]
   T* scores = {};                             // P [HV,tokens,C]
   T *queries = {}, *erased = {}, *kept = {};  // scale q∘γ, b∘k∘γ, k∘τ [HV,tokens,K]
   T* written = {};                            // w∘V [HV,tokens,V], or null
-  bool plain = false;  // nothing is erased: the kernels on tensor cores leave K̂, M and A out
-  float* total = {};   // γ_n, then β (1 where there is w) [chunks,HV,K+64]
+  bool plain = false;      // nothing is erased: the kernels on tensor cores leave K̂, M and A out
+  float* total = {};       // γ_n, then β (1 where there is w) [chunks,HV,K+64]
   int64_t value_step = 0;  // elements between tokens of v, where they lie apart; else 0
 
   __host__ __device__ int64_t v_stride() const {
