@@ -14,7 +14,7 @@ constexpr int kReaders = 8, kMultiplyThreads = 32 * kReaders;
 // the odd ones by the other.
 template <int NT>
 struct MemoryShared {
-  static constexpr int kMemories = 8 / NT, kOwn = kMemories / 2, kStages = NT == 1 ? 11 : 8;
+  static constexpr int kMemories = 8 / NT, kOwn = kMemories / 2, kStages = NT == 1 ? 5 : 3;
   struct Stage {                   // or a MemoryRecord
     SwizzledTile right[NT];        // c or q
     SwizzledTile left;             // dy or e
@@ -23,13 +23,10 @@ struct MemoryShared {
   static constexpr int kRecordBytes = MemoryRecord<NT>::kStreamed + 256 * NT;
   static_assert(kRecordBytes <= int(sizeof(Stage)) && sizeof(Stage) % 1024 == 0);
   Stage stage[kStages];
+  float4 values[kOwn * NT * 8][kMultiplyThreads];  // every thread's part of G while X is summed
   float parts[2][2][NT][4][64];
   Ring<kStages, kReaders> ring;
 };
-
-// Of every block, each thread's part of G while X is summed.
-constexpr int kParked = 32;
-using Parked = float4[kParked][kMultiplyThreads];
 
 struct MemorySources {
   const bf16_t *q, *c, *e, *dy;
@@ -92,15 +89,13 @@ __device__ __forceinline__ MemoryItem memory_item(const FastProblem& p, const in
   return x;
 }
 
-// By one warp: tile `i` of the item's sequence into a stage, when that is empty.
+// By one warp: tile `i` of the item's sequence into a stage.
 template <int NT>
 __device__ __forceinline__ void fetch_tokens(const FastProblem& p, const MemorySources& from,
                                              const MemoryMaps& maps, const PairFactors& pairs,
                                              const MemoryItem& item, int i, Pass pass,
-                                             MemoryShared<NT>& s,
-                                             const RingPlace<MemoryShared<NT>::kStages>& place) {
-  auto& to = s.stage[place.at];
-  Mbarrier& arrived = s.ring.full[place.at];
+                                             typename MemoryShared<NT>::Stage& to,
+                                             Mbarrier& arrived) {
   const int lane = int(threadIdx.x) & 31;
   const int64_t token = item.begin + int64_t(i) * 64;
   const int rows = min(64, item.length - 64 * i);
@@ -127,7 +122,6 @@ __device__ __forceinline__ void fetch_tokens(const FastProblem& p, const MemoryS
       copy(to.right[t], keys ? from.q : from.c, right_of, right_head, 64 * t, p.n);
     copy(to.left, keys ? from.e : from.dy, left_of, left_head, 0, p.p);
   };
-  place.wait_empty(s.ring);
 #if EBB_WGMMA
   const bool whole = rows == 64;
   if (!whole) {  // what follows in memory belongs to another sequence
@@ -136,7 +130,7 @@ __device__ __forceinline__ void fetch_tokens(const FastProblem& p, const MemoryS
     publish_tiles();
     __syncwarp();
   }
-  if (lane != 0) return arrived.arrive();
+  if (lane != 0) return;
   arrive_expecting(arrived, factors[0].bytes + (whole ? (NT + 1) * int(sizeof(SwizzledTile)) : 0));
   fetch_run(factors[0], arrived);
   if (!whole) return;
@@ -237,22 +231,19 @@ struct MemoryGradients {
       begin_sum(j, left[j & 1], now);
     }
   }
-  // One that sees the first `seen` of them.
-  template <class F>
-  __device__ __forceinline__ void take_in_some(const Stage& now, int seen, const Lane& l,
-                                               F&& release) {
+  // One that sees the first `seen` of them; nothing is under way before and after it.
+  __device__ __forceinline__ void take_in_some(const Stage& now, int seen, const Lane& l) {
     unsigned raw[4][4];
     load_rows_of(raw, now.left, l);
-    finish();
-    release();
 #pragma unroll
     for (int j = 0; j < kOwn; ++j) {
       if (2 * j + group >= seen) break;
-      if (j >= 2) warpgroup_wait<1>();
-      scale(left[j & 1], raw, now.factors[2 * j + group], l);
-      settle_left(left[j & 1]);
-      begin_sum(j, left[j & 1], now);
-      if (NT == 2) finish();  // for want of registers
+      scale(left[0], raw, now.factors[2 * j + group], l);
+      settle_left(left[0]);
+      begin_sum(j, left[0], now);
+      warpgroup_wait<0>();
+#pragma unroll
+      for (int t = 0; t < NT; ++t) settle(sum[j][t]);
     }
   }
   // All tiles of an item, from where the ring stands.
@@ -260,36 +251,33 @@ struct MemoryGradients {
                                              RingPlace<Shared::kStages>& place, Shared& s,
                                              const Lane& l) {
     clear();
-    RingPlace<Shared::kStages> before = place;
-    bool held = false;
-    const auto release = [&] {
-      if (held) before.release(s.ring);
-    };
     int i = item.tiles_begin;
-    for (; i < item.tiles_end; ++i) {
+    for (; i < item.tiles_end; ++i, place.next()) {
       const int seen = item.seen(i, p.run);
       if (seen == Shared::kMemories) break;
       place.wait_full(s.ring);
-      take_in_some(s.stage[place.at], seen, l, release);
-      before = place, held = true;
-      place.next();
+      take_in_some(s.stage[place.at], seen, l);
+      place.release(s.ring);
     }
-    finish();
+    if (i == item.tiles_end) return;
+    RingPlace<Shared::kStages> before = place;
+    bool held = false;
     for (; i < item.tiles_end; ++i) {
       place.wait_full(s.ring);
-      take_in(s.stage[place.at], l, release);
+      take_in(s.stage[place.at], l, [&] {
+        if (held) before.release(s.ring);
+      });
       before = place, held = true;
       place.next();
     }
     finish();
     before.release(s.ring);
   }
-  __device__ __forceinline__ void park(Parked& to) const {
-    static_assert(kOwn * NT * 8 == kParked);
+  __device__ __forceinline__ void put_values(Shared& s) const {
 #pragma unroll
-    for (int i = 0; i < kParked; ++i) {
+    for (int i = 0; i < kOwn * NT * 8; ++i) {
       const float(&x)[4] = sum[i / (8 * NT)][i / 8 % NT][i % 8];
-      to[i][threadIdx.x] = float4{x[0], x[1], x[2], x[3]};
+      s.values[i][threadIdx.x] = float4{x[0], x[1], x[2], x[3]};
     }
   }
 
@@ -301,20 +289,25 @@ struct MemoryGradients {
 #pragma unroll
     for (int i = 0; i < 4; ++i) key[i / 2][i % 2] = unpack_half(both[i]);
   }
-  // dΔ = G + ρ∘(X − Δ̂ mean(X∘Δ̂)) of this group's j-th memory; the means by warps, in order then.
+  // dΔ = G + ρ∘(X − Δ̂ mean(X∘Δ̂)) of this group's j-th memory: 1 G + ρ∘X takes the place of G, and
+  // mean(X∘Δ̂) by warps, in order then; 2 what is written.
   template <class T>
   __device__ __forceinline__ void close(const FastProblem& p, const MemoryRecord<NT>& m, int j,
-                                        bool adds, bool readable, const Parked& values, Shared& s,
-                                        T* to, const Lane& l) const {
+                                        bool adds, bool readable, Shared& s, T* to,
+                                        const Lane& l) const {
     float(&parts)[NT][4][64] = s.parts[group][j & 1];
     float2 key[2][2];
 #pragma unroll
-    for (int t = 0; t < NT; ++t)
+    for (int t = 0; t < NT; ++t)  // 1
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         if (n % 2 == 0) load_keys(key, m.tile[t], n, l);
         const float(&x)[4] = sum[j][t][n];
         const float2(&k)[2] = key[n % 2];
+        const float2 rho = *reinterpret_cast<const float2*>(m.rho + 64 * t + 8 * n + 2 * l.c);
+        float4& y = s.values[(j * NT + t) * 8 + n][threadIdx.x];
+        const float4 g = y;
+        y = float4{g.x + rho.x * x[0], g.y + rho.y * x[1], g.z + rho.x * x[2], g.w + rho.y * x[3]};
         float part[2] = {x[0] * k[0].x + x[2] * k[1].x, x[1] * k[0].y + x[3] * k[1].y};
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
@@ -327,34 +320,32 @@ struct MemoryGradients {
     const float unit = m.key_unit;  // Δ̂ = unit key
     const float share = p.normalize ? unit * unit / float(p.p) : 0.f;
     const int column = 16 * warp + l.g;
+#pragma unroll 1
+    for (int i = 0; i < 4 * NT; ++i) {  // 2
+      load_keys(key, m.tile[i / 4], i % 4 * 2, l);
 #pragma unroll
-    for (int t = 0; t < NT; ++t)
+      for (int h = 0; h < 2; ++h) {
+        const float4 y = s.values[8 * NT * j + 2 * i + h][threadIdx.x];
+        const float(&k)[2][2] = reinterpret_cast<const float(&)[2][2]>(key[h]);
+        const float d[2][2] = {{y.x, y.y}, {y.z, y.w}};
 #pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        if (n % 2 == 0) load_keys(key, m.tile[t], n, l);
-        const float4 y = values[8 * (NT * j + t) + n][threadIdx.x];
-        const float g[4] = {y.x, y.y, y.z, y.w};
-        const float(&x)[4] = sum[j][t][n];
-        const float(&k)[2][2] = reinterpret_cast<const float(&)[2][2]>(key[n % 2]);
-        const int at = 8 * n + 2 * l.c;
-        float2 of_warp[4];
+        for (int b = 0; b < 2; ++b) {
+          const int row = 16 * i + 8 * h + 2 * l.c + b;
+          if (row >= p.n) continue;
+          const auto& by_warp = parts[i / 4];
+          const float mean = share * ((by_warp[0][row % 64] + by_warp[1][row % 64]) +
+                                      (by_warp[2][row % 64] + by_warp[3][row % 64]));
 #pragma unroll
-        for (int w = 0; w < 4; ++w) of_warp[w] = *reinterpret_cast<const float2*>(&parts[t][w][at]);
-        const float2 rho = *reinterpret_cast<const float2*>(m.rho + 64 * t + at);
-        const float mean[2] = {
-            share * ((of_warp[0].x + of_warp[1].x) + (of_warp[2].x + of_warp[3].x)),
-            share * ((of_warp[0].y + of_warp[1].y) + (of_warp[2].y + of_warp[3].y))};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int r = i / 2, b = i % 2, row = 64 * t + at + b;
-          // What no token sees may be NaN.
-          const float d = readable ? g[i] + (b ? rho.y : rho.x) * (x[i] - k[r][b] * mean[b]) : 0.f;
-          if (row < p.n && column + 8 * r < p.p) {
-            T& to_at = to[row * p.p + column + 8 * r];
-            to_at = from_float<T>(adds ? to_float(to_at) + d : d);
-          }
+          for (int r = 0; r < 2; ++r)
+            if (column + 8 * r < p.p) {
+              T& at = to[row * p.p + column + 8 * r];
+              // What no token sees may be NaN.
+              const float sum = readable ? d[r][b] - m.rho[row] * (k[r][b] * mean) : 0.f;
+              at = from_float<T>(adds ? to_float(at) + sum : sum);
+            }
         }
       }
+    }
   }
 };
 
@@ -372,8 +363,7 @@ __device__ __forceinline__ void write_zeros(const FastProblem& p, const MemoryIt
 template <int NT, class T>
 __global__ void __launch_bounds__(kFedThreads, 1)
     memory_kernel(FastProblem p, MemorySources from, const __grid_constant__ MemoryMaps maps,
-                  PairFactors pairs, const int64_t* group_before, int64_t groups, Parked* parked,
-                  T* out) {
+                  PairFactors pairs, const int64_t* group_before, int64_t groups, T* out) {
   using Shared = MemoryShared<NT>;
   constexpr int kMemories = Shared::kMemories;
   auto& s = swizzled_shared<Shared>();
@@ -388,8 +378,11 @@ __global__ void __launch_bounds__(kFedThreads, 1)
       const MemoryItem item = memory_item<kMemories>(p, group_before, index);
       if (item.tiles_begin >= item.tiles_end) return;
       for (const Pass pass : {Pass::values, Pass::keys})
-        for (int i = item.tiles_begin; i < item.tiles_end; ++i, place.next())
-          fetch_tokens<NT>(p, from, maps, pairs, item, i, pass, s, place);
+        for (int i = item.tiles_begin; i < item.tiles_end; ++i, place.next()) {
+          place.wait_empty(s.ring);
+          fetch_tokens<NT>(p, from, maps, pairs, item, i, pass, s.stage[place.at],
+                           s.ring.full[place.at]);
+        }
       for (int j = 0; j < item.count; ++j, place.next()) {
         place.wait_empty(s.ring);
         fetch_runs<1>(
@@ -409,24 +402,17 @@ __global__ void __launch_bounds__(kFedThreads, 1)
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
       work.sum_tokens(p, item, place, s, l);
-      if (pass == 0) work.park(parked[blockIdx.x]);
+      if (pass == 0) work.put_values(s);
     }
 #pragma unroll
-    for (int j = 0; j < Shared::kOwn; ++j) {
-      if (2 * j >= item.count) break;
-      const int own = 2 * j + work.group;
-      RingPlace<Shared::kStages> last = place;
-      if (2 * j + 1 < item.count) last.next();
+    for (int j = 0; j < kMemories; ++j) {
+      if (j >= item.count) break;
       place.wait_full(s.ring);
-      last.wait_full(s.ring);
-      if (own < item.count)
-        work.close(
-            p, reinterpret_cast<const MemoryRecord<NT>&>(s.stage[work.group ? last.at : place.at]),
-            j, item.adds, own < item.readable, parked[blockIdx.x], s,
-            out + ((item.memory + own) * p.heads + item.head) * p.n * p.p, l);
+      if ((j & 1) == work.group)
+        work.close(p, reinterpret_cast<const MemoryRecord<NT>&>(s.stage[place.at]), j / 2,
+                   item.adds, j < item.readable, s,
+                   out + ((item.memory + j) * p.heads + item.head) * p.n * p.p, l);
       place.release(s.ring);
-      if (last.at != place.at) last.release(s.ring);
-      place = last;
       place.next();
     }
   });
@@ -456,13 +442,10 @@ void memory_gradients(const StateMemoryProblem& problem, const FastProblem& p,
     Tensor before;
     if (problem.layout.is_packed())
       before = problem.layout.chunk_offsets(problem.batch(), problem.time(), reach, device);
-    const int64_t blocks = std::min<int64_t>(groups * p.some_heads, multiprocessors(device));
-    const Tensor parked = Tensor::empty({blocks, int64_t(sizeof(Parked))}, DType::u8, device);
     visit_compute(dmemories.dtype(), [&]<class Host>() {
       launch_persistent<MemoryShared<NT>>(memory_kernel<NT, device_t<Host>>, kFedThreads,
                                           groups * p.some_heads, dmemories, p, from, maps, pairs,
-                                          ptr<int64_t>(before), groups,
-                                          static_cast<Parked*>(parked.raw()), ptr<Host>(dmemories));
+                                          ptr<int64_t>(before), groups, ptr<Host>(dmemories));
     });
   });
 }
