@@ -83,6 +83,7 @@ __global__ void __launch_bounds__(kThreads)
     if (t == 0) {
       to.value_unit = inverse_power(power) * inverse_power(boost);
       to.key_unit = inverse_power(p.normalize ? boost : power);
+      to.padding[0] = to.padding[1] = 0.f;  // it is streamed with the rest
     }
   }
 }
