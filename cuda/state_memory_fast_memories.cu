@@ -130,7 +130,7 @@ __device__ __forceinline__ void fetch_tokens(const FastProblem& p, const MemoryS
     publish_tiles();
     __syncwarp();
   }
-  if (lane != 0) return;
+  if (lane != 0) return arrived.arrive();
   arrive_expecting(arrived, factors[0].bytes + (whole ? (NT + 1) * int(sizeof(SwizzledTile)) : 0));
   fetch_run(factors[0], arrived);
   if (!whole) return;
