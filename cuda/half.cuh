@@ -54,41 +54,6 @@ __device__ __forceinline__ uint64_t descriptor_at(unsigned base, int units) {
   return kUpper | (base + unsigned(units));
 }
 
-template <bool FRESH, int TRANSPOSED>
-__device__ __forceinline__ void product_of_halves(float (&d)[8][4], const unsigned (&a)[4],
-                                                  uint64_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %38, "
-      "0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
-        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
-        "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
-        "+f"(d[7][2]), "+f"(d[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED), "r"(FRESH ? 0 : 1));
-}
-// The same with the left operand in shared memory.
-template <bool FRESH, int A_TRANSPOSED, int B_TRANSPOSED>
-__device__ __forceinline__ void product_of_half_tiles(float (&d)[8][4], uint64_t a, uint64_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %36, "
-      "0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, p, 1, 1, %34, %35;\n}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
-        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
-        "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
-        "+f"(d[7][2]), "+f"(d[7][3])
-      : "l"(a), "l"(b), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED), "r"(FRESH ? 0 : 1));
-}
-
 }  // namespace wgmma
 #endif
 
@@ -102,10 +67,10 @@ __device__ __forceinline__ void multiply_halves_by(float (&x)[8][4], const unsig
   // By rows: 32 bytes on along a row; by columns: 16 rows on.
   constexpr int kStep = TRANSPOSED ? 128 : 2;
   const unsigned base = wgmma::descriptor_base(tile);
-  wgmma::product_of_halves<FRESH, TRANSPOSED>(x, a[0], wgmma::descriptor_at(base, 0));
+  wgmma::product<FRESH, TRANSPOSED, true>(x, a[0], wgmma::descriptor_at(base, 0));
 #pragma unroll
   for (int k = 1; k < 4; ++k)
-    wgmma::product_of_halves<false, TRANSPOSED>(x, a[k], wgmma::descriptor_at(base, kStep * k));
+    wgmma::product<false, TRANSPOSED, true>(x, a[k], wgmma::descriptor_at(base, kStep * k));
 #else
   if (FRESH)
 #pragma unroll
@@ -151,12 +116,12 @@ __device__ __forceinline__ void multiply_half_tiles(float (&x)[8][4], const Swiz
   (void)warp;
   constexpr int kStepA = kA ? 128 : 2, kStepB = kB ? 128 : 2;
   const unsigned da = wgmma::descriptor_base(a), db = wgmma::descriptor_base(b);
-  wgmma::product_of_half_tiles<FRESH, kA, kB>(x, wgmma::descriptor_at(da, 0),
-                                              wgmma::descriptor_at(db, 0));
+  wgmma::product_of_tiles<FRESH, kA, kB, true>(x, wgmma::descriptor_at(da, 0),
+                                               wgmma::descriptor_at(db, 0));
 #pragma unroll
   for (int k = 1; k < 4; ++k)
-    wgmma::product_of_half_tiles<false, kA, kB>(x, wgmma::descriptor_at(da, kStepA * k),
-                                                wgmma::descriptor_at(db, kStepB * k));
+    wgmma::product_of_tiles<false, kA, kB, true>(x, wgmma::descriptor_at(da, kStepA * k),
+                                                 wgmma::descriptor_at(db, kStepB * k));
 #else
   const int lane = int(threadIdx.x) & 31;
   const int low = lane & 7, odd = (lane >> 3) & 1, high = lane >> 4, m0 = 16 * warp;

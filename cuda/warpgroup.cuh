@@ -42,40 +42,50 @@ __device__ __forceinline__ S& swizzled_shared() {
 #if EBB_WGMMA
 namespace wgmma {
 
-// d[64,64] += a[64,16] b[16,64]; FRESH: without what d held.
-template <bool FRESH, int TRANSPOSED>
+// A thread's 32 sums, as text and as operands of the two products.
+#define EBB_SUMS                                                                                \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+#define EBB_SUM_OPERANDS(d)                                                                     \
+  "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),     \
+      "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), \
+      "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), \
+      "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), \
+      "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), \
+      "+f"(d[7][2]), "+f"(d[7][3])
+
+// d[64,64] += a[64,16] b[16,64] of bf16, with F16 of f16; FRESH: without what d held.
+template <bool FRESH, int TRANSPOSED, bool F16 = false>
 __device__ __forceinline__ void product(float (&d)[8][4], const unsigned (&a)[4], uint64_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %38, "
-      "0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
-        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
-        "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
-        "+f"(d[7][2]), "+f"(d[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED), "r"(FRESH ? 0 : 1));
+#define EBB_PRODUCT(TYPE)                                                                          \
+  asm volatile(                                                                                    \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %38, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE \
+      "." TYPE " " EBB_SUMS ", {%32, %33, %34, %35}, %36, p, 1, 1, %37;\n}"                        \
+      : EBB_SUM_OPERANDS(d)                                                                        \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(TRANSPOSED), "r"(FRESH ? 0 : 1))
+  if constexpr (F16)
+    EBB_PRODUCT("f16");
+  else
+    EBB_PRODUCT("bf16");
+#undef EBB_PRODUCT
 }
 // The same with the left operand in shared memory.
-template <bool FRESH, int A_TRANSPOSED, int B_TRANSPOSED>
+template <bool FRESH, int A_TRANSPOSED, int B_TRANSPOSED, bool F16 = false>
 __device__ __forceinline__ void product_of_tiles(float (&d)[8][4], uint64_t a, uint64_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %36, "
-      "0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-      "}, %32, %33, p, 1, 1, %34, %35;\n}"
-      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),
-        "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
-        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),
-        "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
-        "+f"(d[7][2]), "+f"(d[7][3])
-      : "l"(a), "l"(b), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED), "r"(FRESH ? 0 : 1));
+#define EBB_PRODUCT(TYPE)                                                                          \
+  asm volatile(                                                                                    \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %36, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE \
+      "." TYPE " " EBB_SUMS ", %32, %33, p, 1, 1, %34, %35;\n}"                                    \
+      : EBB_SUM_OPERANDS(d)                                                                        \
+      : "l"(a), "l"(b), "n"(A_TRANSPOSED), "n"(B_TRANSPOSED), "r"(FRESH ? 0 : 1))
+  if constexpr (F16)
+    EBB_PRODUCT("f16");
+  else
+    EBB_PRODUCT("bf16");
+#undef EBB_PRODUCT
 }
+#undef EBB_SUMS
+#undef EBB_SUM_OPERANDS
 
 // The tile from row r on, rows of 128 bytes in groups of eight.
 __device__ __forceinline__ uint64_t descriptor(const SwizzledTile& tile) {
