@@ -181,33 +181,18 @@ struct RingFetch {
   }
 };
 
-// A scan's kernel by roles, as run_scan().
+// As run_scan(), with operands through the ring.
 template <bool REVERSE, bool ENDS, bool PLAIN, class Multiply, class Source, class Store>
 __device__ __forceinline__ void run_ring_scan(const Problem<bf16_t>& p, const Segments& segments,
                                               const ScanMaps<3>& maps, RingShared& s,
                                               Multiply&& multiply, Source&& source, Store&& store) {
-  if (threadIdx.x == 0) {
-    for (uint64_t& arrived : s.arrived) expect_arrivals(&arrived);
-    publish_tiles();
-  }
-  __syncthreads();
-  if (threadIdx.x < kMultiplyThreads) {
-    take_registers();
-    Arrivals arrivals;
-    each_item<0, ENDS, REVERSE>(p, segments,
-                                [&](const ScanItem& item) { multiply(item, arrivals); });
-  } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
-    give_registers();
-    each_item<1, ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
-      RingFetch<REVERSE, RingOrder<REVERSE, ENDS, PLAIN>>{p, item, s, maps}.run(
-          [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
-    });
-  } else {
-    give_registers();
-    each_item<2, ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
-      if (!ENDS) store(item);
-    });
-  }
+  run_roles<ENDS, REVERSE>(
+      p, segments, s, multiply,
+      [&](const ScanItem& item) {
+        RingFetch<REVERSE, RingOrder<REVERSE, ENDS, PLAIN>>{p, item, s, maps}.run(
+            [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
+      },
+      store);
 }
 
 }  // namespace ebb::gpu::delta

@@ -111,12 +111,11 @@ inline ScanMaps<2> gated_maps(const FastProblem& p, const bf16_t* v, int64_t ste
           p.value_heads / p.heads};
 }
 
-// A scan's kernel by roles: multiply(item, arrivals), and for the others source(item)(token, chunk)
-// and store(item), which runs a ScanStore.
-template <int SLABS, int KEYS, bool ENDS, bool REVERSE, class Multiply, class Source, class Store>
-__device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segments& segments,
-                                         const ScanMaps<KEYS>& maps, ScanShared<SLABS, KEYS>& s,
-                                         Multiply&& multiply, Source&& source, Store&& store) {
+// A scan's kernel by roles: multiply(item, arrivals), fetch(item) and, unless ENDS, store(item).
+template <bool ENDS, bool REVERSE, class Shared, class Multiply, class Fetch, class Store>
+__device__ __forceinline__ void run_roles(const Problem<bf16_t>& p, const Segments& segments,
+                                          Shared& s, Multiply&& multiply, Fetch&& fetch,
+                                          Store&& store) {
   if (threadIdx.x == 0) {
     for (uint64_t& arrived : s.arrived) expect_arrivals(&arrived);
     publish_tiles();
@@ -129,16 +128,26 @@ __device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segment
                                 [&](const ScanItem& item) { multiply(item, arrivals); });
   } else if (threadIdx.x < kMultiplyThreads + kFetchThreads) {
     give_registers();
-    each_item<1, ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
-      ScanFetch<SLABS, KEYS, REVERSE>{p, item, s, maps}.run(
-          [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
-    });
+    each_item<1, ENDS, REVERSE>(p, segments, fetch);
   } else {
     give_registers();
     each_item<2, ENDS, REVERSE>(p, segments, [&](const ScanItem& item) {
       if (!ENDS) store(item);
     });
   }
+}
+// With operands a chunk at a time: source(item, token, chunk); store runs a ScanStore.
+template <int SLABS, int KEYS, bool ENDS, bool REVERSE, class Multiply, class Source, class Store>
+__device__ __forceinline__ void run_scan(const Problem<bf16_t>& p, const Segments& segments,
+                                         const ScanMaps<KEYS>& maps, ScanShared<SLABS, KEYS>& s,
+                                         Multiply&& multiply, Source&& source, Store&& store) {
+  run_roles<ENDS, REVERSE>(
+      p, segments, s, multiply,
+      [&](const ScanItem& item) {
+        ScanFetch<SLABS, KEYS, REVERSE>{p, item, s, maps}.run(
+            [&](int64_t token, int64_t chunk) { return source(item, token, chunk); });
+      },
+      store);
 }
 
 // How many segments fill the GPU, and their buffers; one where it is full anyway.
