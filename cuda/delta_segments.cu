@@ -22,6 +22,23 @@ struct ChainBuffer {
   }
 };
 
+// The block's rows of the first start, transposed, from `given` [sequences·HV,K,V]; zeros if null.
+__device__ __forceinline__ void read_given(float* s_start, const Problem<bf16_t>& p,
+                                           const float* given, int64_t head, int v0) {
+  for (int i = int(threadIdx.x); i < kRows * p.key_dim; i += kThreads) {
+    const int r = i % kRows, c = i / kRows;  // neighbours along V, as given lies
+    const int64_t at = (head * p.key_dim + c) * p.value_dim + v0 + r;
+    s_start[r * p.key_dim + c] = given && v0 + r < p.value_dim ? given[at] : 0.f;
+  }
+}
+// The block's rows of a start, to memory.
+__device__ __forceinline__ void write_start(float* start, const Problem<bf16_t>& p,
+                                            const float* s_start, int v0) {
+  for (int j = 4 * int(threadIdx.x); j < min(kRows, p.value_dim - v0) * p.key_dim;
+       j += 4 * kThreads)
+    *reinterpret_cast<float4*>(start + j) = *reinterpret_cast<const float4*>(s_start + j);
+}
+
 // Block (16 columns of V, head, sequence), segment by segment: start ← E + start·M for rows of the
 // transposed states, M as [unit vector, K], f32; the next M is on its way meanwhile. A thread has
 // four channels of K and, where K > 64, several rows.
@@ -46,18 +63,11 @@ __global__ void __launch_bounds__(kThreads)
       commit_copies();
     };
     fetch(0);
-    for (int i = int(threadIdx.x); i < kRows * key_dim; i += kThreads) {
-      const int r = i % kRows, c = i / kRows;  // neighbours along V, as given lies
-      const int64_t at = ((n * p.value_heads + hv) * key_dim + c) * p.value_dim + v0 + r;
-      s_start[r * key_dim + c] = given && v0 + r < p.value_dim ? given[at] : 0.f;
-    }
+    read_given(s_start, p, given, n * p.value_heads + hv, v0);
     __syncthreads();
     for (int i = 0; i < segments.count; ++i) {
       fetch(i + 1);
-      float* starts = segments.starts + (item(i) * p.value_dim + v0) * key_dim;
-      for (int j = 4 * int(threadIdx.x); j < min(kRows, p.value_dim - v0) * key_dim;
-           j += 4 * kThreads)
-        *reinterpret_cast<float4*>(starts + j) = *reinterpret_cast<const float4*>(s_start + j);
+      write_start(segments.starts + (item(i) * p.value_dim + v0) * key_dim, p, s_start, v0);
       if (i + 1 == segments.count) break;
       wait_copy_groups<1>();
       __syncthreads();
@@ -149,17 +159,10 @@ __global__ void __launch_bounds__(kThreads)
       commit_copies();
     };
     fetch(0);
-    for (int i = int(threadIdx.x); i < kRows * key_dim; i += kThreads) {
-      const int r = i % kRows, c = i / kRows;  // neighbours along V, as given lies
-      const int64_t at = ((n * p.value_heads + hv) * key_dim + c) * p.value_dim + v0 + r;
-      s_start[r * key_dim + c] = given && v0 + r < p.value_dim ? given[at] : 0.f;
-    }
+    read_given(s_start, p, given, n * p.value_heads + hv, v0);
     __syncthreads();
     for (int i = 0; i < segments.count; ++i) {
-      float* starts = segments.starts + (item(i) * p.value_dim + v0) * key_dim;
-      for (int j = 4 * int(threadIdx.x); j < min(kRows, p.value_dim - v0) * key_dim;
-           j += 4 * kThreads)
-        *reinterpret_cast<float4*>(starts + j) = *reinterpret_cast<const float4*>(s_start + j);
+      write_start(segments.starts + (item(i) * p.value_dim + v0) * key_dim, p, s_start, v0);
       if (i + 1 == segments.count) break;
       const float* ends = segments.ends + (item(i) * end_rows + v0) * key_dim + k;
       float4 sums[kRowsOfThread];
