@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tensor/tensor.h"
+#include "tests/reference/state_columns.h"
 
 namespace ebb::testing::reference {
 
@@ -23,15 +24,17 @@ struct DeltaRuleInputs {
 
 class DeltaRule {
  public:
-  explicit DeltaRule(const DeltaRuleInputs& in) : in_(in), cu_(in.cu) {
+  explicit DeltaRule(const DeltaRuleInputs& in)
+      : in_(in), cu_(in.cu), decay_(Tensor::empty(in.g.shape(), DType::f64)) {
     const int64_t batch = in.q.size(0), time = in.q.size(1);
     if (cu_.empty())
       for (int64_t n = 0; n <= batch; ++n) cu_.push_back(n * time);
     h_ = in.q.size(2), hv_ = in.v.size(2), k_ = in.q.size(3), v_ = in.v.size(3);
+    for (int64_t i = 0; i < in.g.numel(); ++i)
+      decay_.data<double>()[i] = std::exp(in.g.data<double>()[i]);
     o = Tensor::zeros(in.v.shape(), DType::f64);
     ht = Tensor::zeros({sequences(), hv_, k_, v_}, DType::f64);
-    for (int64_t n = 0; n < sequences(); ++n)
-      for (int64_t h = 0; h < hv_; ++h) forward(n, h);
+    each_part(sequences(), hv_, v_, [&](int64_t n, int64_t h, int64_t j) { forward({n, h, j}); });
   }
 
   // After backward(): gradients in the shapes of the inputs. dht may be undefined.
@@ -39,14 +42,22 @@ class DeltaRule {
     dq = Tensor::zeros_like(in_.q), dk = Tensor::zeros_like(in_.k), dv = Tensor::zeros_like(in_.v);
     dg = Tensor::zeros_like(in_.g), db = Tensor::zeros_like(in_.b), dw = Tensor::zeros_like(in_.w);
     dh0 = Tensor::zeros_like(ht);
-    for (int64_t n = 0; n < sequences(); ++n)
-      for (int64_t h = 0; h < hv_; ++h) adjoint(n, h, d_o, dht);
+    each_part(sequences(), hv_, v_, [&](int64_t n, int64_t h, int64_t j) {
+      adjoint({n, h, j}, d_o, dht);
+    });
   }
 
   Tensor o, ht, dq, dk, dv, dg, db, dw, dh0;
 
  private:
-  using State = std::vector<double>;  // [K,V]
+  struct Part {
+    int64_t n, head, column;
+  };
+  struct State {
+    StateColumns s;
+    Columns u = {};  // of the last token
+  };
+
   int64_t sequences() const { return int64_t(cu_.size()) - 1; }
   double* key(const Tensor& t, int64_t token, int64_t head) const {
     return t.data<double>() + (token * h_ + head / (hv_ / h_)) * k_;
@@ -54,100 +65,97 @@ class DeltaRule {
   double* wide(const Tensor& t, int64_t token, int64_t head, int64_t width) const {
     return t.data<double>() + (token * hv_ + head) * width;
   }
-  double* state(const Tensor& t, int64_t n, int64_t head) const {
-    return t.data<double>() + (n * hv_ + head) * k_ * v_;
+  Columns value(const Tensor& t, int64_t token, const Part& at) const {
+    return load_columns(wide(t, token, at.head, v_), at.column, v_);
   }
-
-  State start(int64_t n, int64_t head) const {
-    State s(size_t(k_ * v_), 0.0);
-    if (in_.h0.defined()) s.assign(state(in_.h0, n, head), state(in_.h0, n, head) + k_ * v_);
-    return s;
+  void put(const Tensor& t, int64_t token, const Part& at, const Columns& x) const {
+    store_columns(wide(t, token, at.head, v_), at.column, v_, x);
   }
-
-  // Advances s by one token; decayed and u receive S̃ and u_t.
-  void step(int64_t t, int64_t head, State& s, State& decayed, State& u) const {
-    const double *k = key(in_.k, t, head), *v = wide(in_.v, t, head, v_);
-    const double *g = wide(in_.g, t, head, k_), *b = wide(in_.b, t, head, k_);
-    const double* w = wide(in_.w, t, head, v_);
-    decayed = s;
-    for (int64_t i = 0; i < k_; ++i)
-      for (int64_t j = 0; j < v_; ++j) decayed[size_t(i * v_ + j)] *= std::exp(g[i]);
-    u.assign(size_t(v_), 0);
-    for (int64_t j = 0; j < v_; ++j) {
-      double read = 0;
-      for (int64_t i = 0; i < k_; ++i) read += decayed[size_t(i * v_ + j)] * b[i] * k[i];
-      u[size_t(j)] = w[j] * v[j] - read;
-    }
-    for (int64_t i = 0; i < k_; ++i)
-      for (int64_t j = 0; j < v_; ++j)
-        s[size_t(i * v_ + j)] = decayed[size_t(i * v_ + j)] + k[i] * u[size_t(j)];
+  double* matrix(const Tensor& t, const Part& at) const {
+    return t.defined() ? t.data<double>() + (at.n * hv_ + at.head) * k_ * v_ : nullptr;
   }
+  State start(const Part& at) const { return {load_state(matrix(in_.h0, at), k_, at.column, v_)}; }
 
-  void forward(int64_t n, int64_t head) {
-    State s = start(n, head), decayed, u;
-    for (int64_t t = cu_[size_t(n)]; t < cu_[size_t(n) + 1]; ++t) {
-      step(t, head, s, decayed, u);
-      const double* q = key(in_.q, t, head);
-      for (int64_t i = 0; i < k_; ++i)
-        for (int64_t j = 0; j < v_; ++j)
-          wide(o, t, head, v_)[j] += in_.scale * q[i] * s[size_t(i * v_ + j)];
-    }
-    std::copy(s.begin(), s.end(), state(ht, n, head));
-  }
-
-  void adjoint(int64_t n, int64_t head, const Tensor& d_o, const Tensor& dht) {
-    const int64_t begin = cu_[size_t(n)], end = cu_[size_t(n) + 1];
-    std::vector<State> before;  // the state entering each token
-    State s = start(n, head), decayed, u, ds(size_t(k_ * v_), 0.0);
-    for (int64_t t = begin; t < end; ++t) {
-      before.push_back(s);
-      step(t, head, s, decayed, u);
-    }
-    if (dht.defined()) ds.assign(state(dht, n, head), state(dht, n, head) + k_ * v_);
-    for (int64_t t = end - 1; t >= begin; --t) {
-      s = before[size_t(t - begin)];
-      step(t, head, s, decayed, u);
-      token_adjoint(t, head, d_o, s, decayed, u, ds);
-    }
-    std::copy(ds.begin(), ds.end(), state(dh0, n, head));
-  }
-
-  // s: after the token. ds: gradient of s in, of the state before the token out.
-  void token_adjoint(int64_t t, int64_t head, const Tensor& d_o, const State& s,
-                     const State& decayed, const State& u, State& ds) {
-    const double *q = key(in_.q, t, head), *k = key(in_.k, t, head);
-    const double *v = wide(in_.v, t, head, v_), *w = wide(in_.w, t, head, v_);
-    const double *g = wide(in_.g, t, head, k_), *b = wide(in_.b, t, head, k_);
-    const double* y = wide(d_o, t, head, v_);
-    State du(size_t(v_), 0.0);
-    for (int64_t i = 0; i < k_; ++i)
-      for (int64_t j = 0; j < v_; ++j) {
-        key(dq, t, head)[i] += in_.scale * s[size_t(i * v_ + j)] * y[j];
-        ds[size_t(i * v_ + j)] += in_.scale * q[i] * y[j];
-        du[size_t(j)] += k[i] * ds[size_t(i * v_ + j)];
-        key(dk, t, head)[i] += ds[size_t(i * v_ + j)] * u[size_t(j)];
-      }
-    for (int64_t j = 0; j < v_; ++j) {
-      wide(dv, t, head, v_)[j] = w[j] * du[size_t(j)];
-      wide(dw, t, head, v_)[j] = v[j] * du[size_t(j)];
-    }
+  void step(int64_t t, const Part& at, State& state) const {
+    const double *k = key(in_.k, t, at.head), *b = wide(in_.b, t, at.head, k_);
+    const double* decay = wide(decay_, t, at.head, k_);
+    const Columns v = value(in_.v, t, at), w = value(in_.w, t, at);
+    Columns read{}, u;
     for (int64_t i = 0; i < k_; ++i) {
-      double dbk = 0, decay = 0;
-      for (int64_t j = 0; j < v_; ++j) {
-        double& d = ds[size_t(i * v_ + j)];
-        dbk -= decayed[size_t(i * v_ + j)] * du[size_t(j)];
-        d -= b[i] * k[i] * du[size_t(j)];
-        decay += d * decayed[size_t(i * v_ + j)];
-        d *= std::exp(g[i]);
+      Columns& x = state.s[size_t(i)];
+      for (size_t j = 0; j < kColumns; ++j) x[j] *= decay[i], read[j] += x[j] * b[i] * k[i];
+    }
+    for (size_t j = 0; j < kColumns; ++j) u[j] = w[j] * v[j] - read[j];
+    for (int64_t i = 0; i < k_; ++i)
+      for (size_t j = 0; j < kColumns; ++j) state.s[size_t(i)][j] += k[i] * u[j];
+    state.u = u;
+  }
+
+  void forward(const Part& at) const {
+    State state = start(at);
+    for (int64_t t = cu_[size_t(at.n)]; t < cu_[size_t(at.n) + 1]; ++t) {
+      step(t, at, state);
+      const double* q = key(in_.q, t, at.head);
+      Columns out{};
+      for (int64_t i = 0; i < k_; ++i)
+        for (size_t j = 0; j < kColumns; ++j) out[j] += in_.scale * q[i] * state.s[size_t(i)][j];
+      put(o, t, at, out);
+    }
+    store_state(matrix(ht, at), at.column, v_, state.s);
+  }
+
+  void adjoint(const Part& at, const Tensor& d_o, const Tensor& dht) const {
+    StateColumns ds = load_state(matrix(dht, at), k_, at.column, v_);
+    each_token_backwards(
+        cu_[size_t(at.n)], cu_[size_t(at.n) + 1], start(at),
+        [&](int64_t t, State& state) { step(t, at, state); },
+        [&](int64_t t, const State& before, const State& after) {
+          token_adjoint(t, at, value(d_o, t, at), before.s, after, ds);
+        });
+    store_state(matrix(dh0, at), at.column, v_, ds);
+  }
+
+  // ds: gradient of the state after the token in, of that before it out. y: of the token's output.
+  void token_adjoint(int64_t t, const Part& at, const Columns& y, const StateColumns& before,
+                     const State& after, StateColumns& ds) const {
+    const double *q = key(in_.q, t, at.head), *k = key(in_.k, t, at.head);
+    const double *b = wide(in_.b, t, at.head, k_), *decay = wide(decay_, t, at.head, k_);
+    double *to_q = key(dq, t, at.head), *to_k = key(dk, t, at.head);
+    double *to_g = wide(dg, t, at.head, k_), *to_b = wide(db, t, at.head, k_);
+    Columns du{};
+    for (int64_t i = 0; i < k_; ++i) {
+      Columns& d = ds[size_t(i)];
+      double read = 0, written = 0;
+#pragma omp simd reduction(+ : read, written)
+      for (size_t j = 0; j < kColumns; ++j) {
+        read += after.s[size_t(i)][j] * y[j];
+        d[j] += in_.scale * q[i] * y[j];
+        du[j] += k[i] * d[j];
+        written += d[j] * after.u[j];
       }
-      wide(dg, t, head, k_)[i] = decay;
-      wide(db, t, head, k_)[i] = k[i] * dbk;
-      key(dk, t, head)[i] += b[i] * dbk;
+      to_q[i] += in_.scale * read, to_k[i] += written;
+    }
+    Columns v = value(in_.v, t, at), w = value(in_.w, t, at);
+    for (size_t j = 0; j < kColumns; ++j) v[j] *= du[j], w[j] *= du[j];
+    put(dv, t, at, w), put(dw, t, at, v);
+    for (int64_t i = 0; i < k_; ++i) {
+      Columns& d = ds[size_t(i)];
+      double erased = 0, decayed = 0;
+#pragma omp simd reduction(+ : erased, decayed)
+      for (size_t j = 0; j < kColumns; ++j) {
+        const double s = before[size_t(i)][j] * decay[i];
+        erased -= s * du[j];
+        d[j] -= b[i] * k[i] * du[j];
+        decayed += d[j] * s;
+        d[j] *= decay[i];
+      }
+      to_g[i] += decayed, to_b[i] += k[i] * erased, to_k[i] += b[i] * erased;
     }
   }
 
   DeltaRuleInputs in_;
   std::vector<int64_t> cu_;
+  Tensor decay_;  // e^g
   int64_t h_ = 0, hv_ = 0, k_ = 0, v_ = 0;
 };
 

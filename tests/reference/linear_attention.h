@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tensor/tensor.h"
+#include "tests/reference/state_columns.h"
 
 namespace ebb::testing::reference {
 
@@ -26,7 +27,8 @@ struct LinearAttentionInputs {
 
 class LinearAttention {
  public:
-  explicit LinearAttention(const LinearAttentionInputs& in) : in_(in), cu_(in.cu) {
+  explicit LinearAttention(const LinearAttentionInputs& in)
+      : in_(in), cu_(in.cu), decay_(Tensor::empty(in.g.shape(), DType::f64)) {
     const int64_t batch = in.q.size(0), time = in.q.size(1);
     if (cu_.empty())
       for (int64_t n = 0; n <= batch; ++n) cu_.push_back(n * time);
@@ -39,8 +41,9 @@ class LinearAttention {
     o = Tensor::zeros(in.v.shape(), DType::f64);
     ht = Tensor::zeros({sequences(), h_, k_, v_}, DType::f64);
     contributions = Tensor::zeros({first_run_.back(), h_, k_, v_}, DType::f64);
-    for (int64_t n = 0; n < sequences(); ++n)
-      for (int64_t h = 0; h < h_; ++h) forward(n, h);
+    for (int64_t i = 0; i < in.g.numel(); ++i)
+      decay_.data<double>()[i] = std::exp(in.g.data<double>()[i]);
+    each_part(sequences(), h_, v_, [&](int64_t n, int64_t h, int64_t j) { forward({n, h, j}); });
   }
 
   // After backward(): gradients in the shapes of the inputs. dht, dcontributions may be undefined.
@@ -48,48 +51,61 @@ class LinearAttention {
     dq = Tensor::zeros_like(in_.q), dk = Tensor::zeros_like(in_.k), dv = Tensor::zeros_like(in_.v);
     dg = Tensor::zeros_like(in_.g), dw = Tensor::zeros(in_.v.shape().first(3), DType::f64);
     dskip = Tensor::zeros({h_}, DType::f64), dh0 = Tensor::zeros_like(ht);
-    for (int64_t n = 0; n < sequences(); ++n)
-      for (int64_t h = 0; h < h_; ++h) adjoint(n, h, d_o, dht, dcontributions);
+    each_part(sequences(), h_, v_, [&](int64_t n, int64_t h, int64_t j) {
+      adjoint({n, h, j}, d_o, dht, dcontributions);
+    });
   }
 
   Tensor o, ht, contributions, dq, dk, dv, dg, dw, dskip, dh0;
 
  private:
-  using State = std::vector<double>;  // [K,V]
+  struct Part {
+    int64_t n, head, column;
+  };
+  struct State {
+    StateColumns s, run;  // run: empty without contributions
+  };
+
   int64_t sequences() const { return int64_t(cu_.size()) - 1; }
   double* key(const Tensor& t, int64_t token, int64_t head) const {
     return t.data<double>() + (token * groups_ + head / (h_ / groups_)) * k_;
   }
-  double* value(const Tensor& t, int64_t token, int64_t head) const {
-    return t.data<double>() + (token * h_ + head) * v_;
+  Columns value(const Tensor& t, int64_t token, const Part& at) const {
+    return load_columns(t.data<double>() + (token * h_ + at.head) * v_, at.column, v_);
+  }
+  void put(const Tensor& t, int64_t token, const Part& at, const Columns& x) const {
+    store_columns(t.data<double>() + (token * h_ + at.head) * v_, at.column, v_, x);
   }
   double* gate(const Tensor& t, int64_t token, int64_t head) const {
     return t.data<double>() + token * h_ + head;
   }
-  double* decay(const Tensor& t, int64_t token, int64_t head, int64_t channel) const {
-    const int64_t row = token * h_ + head;
-    return t.data<double>() + (by_channel_ ? row * k_ + channel : row);
+  // Of channel i: [i·by_channel_].
+  double* decay(const Tensor& t, int64_t token, int64_t head) const {
+    return t.data<double>() + (token * h_ + head) * (by_channel_ ? k_ : 1);
   }
-  double* state(const Tensor& t, int64_t row, int64_t head) const {
-    return t.data<double>() + (row * h_ + head) * k_ * v_;
+  double* matrix(const Tensor& t, int64_t row, int64_t head) const {
+    return t ? t.data<double>() + (row * h_ + head) * k_ * v_ : nullptr;
   }
   double weight(int64_t t, int64_t head) const { return in_.w ? *gate(in_.w, t, head) : 1; }
   double skip(int64_t head) const { return in_.skip ? in_.skip.data<double>()[head] : 0; }
-  size_t at(int64_t i, int64_t j) const { return size_t(i * v_ + j); }
 
-  State zero() const { return State(size_t(k_ * v_), 0.0); }
-  State start(int64_t n, int64_t head) const {
-    State s = zero();
-    if (in_.h0) s.assign(state(in_.h0, n, head), state(in_.h0, n, head) + k_ * v_);
-    return s;
+  StateColumns zero() const { return StateColumns(size_t(k_), Columns{}); }
+  State start(const Part& at) const {
+    return {load_state(matrix(in_.h0, at.n, at.head), k_, at.column, v_),
+            in_.memory ? zero() : StateColumns()};
   }
-  void advance(int64_t t, int64_t head, State& s) const {
-    const double *k = key(in_.k, t, head), *v = value(in_.v, t, head);
-    const double w = weight(t, head);
-    for (int64_t i = 0; i < k_; ++i) {
-      const double alpha = std::exp(*decay(in_.g, t, head, i));
-      for (int64_t j = 0; j < v_; ++j) s[at(i, j)] = alpha * s[at(i, j)] + w * k[i] * v[j];
-    }
+  void advance(int64_t t, const Part& at, StateColumns& s) const {
+    const double *k = key(in_.k, t, at.head), *alpha = decay(decay_, t, at.head);
+    const double w = weight(t, at.head);
+    const Columns v = value(in_.v, t, at);
+    for (size_t i = 0; i < s.size(); ++i)
+      for (size_t j = 0; j < kColumns; ++j)
+        s[i][j] = alpha[i * by_channel_] * s[i][j] + w * k[i] * v[j];
+  }
+  void advance(int64_t t, const Part& at, State& state) const {
+    advance(t, at, state.s);
+    if (opens(at.n, t)) state.run = zero();
+    advance(t, at, state.run);
   }
   bool opens(int64_t n, int64_t t) const {
     return in_.memory && (t - cu_[size_t(n)]) % in_.memory == 0;
@@ -101,76 +117,76 @@ class LinearAttention {
     return first_run_[size_t(n)] + (t - cu_[size_t(n)]) / in_.memory;
   }
 
-  void forward(int64_t n, int64_t head) {
-    State s = start(n, head), m = zero();
-    for (int64_t t = cu_[size_t(n)]; t < cu_[size_t(n) + 1]; ++t) {
-      advance(t, head, s);
-      if (opens(n, t)) m = zero();
-      advance(t, head, m);
-      if (ends(n, t)) std::copy(m.begin(), m.end(), state(contributions, run(n, t), head));
-      const double *q = key(in_.q, t, head), *v = value(in_.v, t, head);
-      for (int64_t j = 0; j < v_; ++j) {
-        double read = 0;
-        for (int64_t i = 0; i < k_; ++i) read += q[i] * s[at(i, j)];
-        value(o, t, head)[j] = in_.scale * read + skip(head) * v[j];
-      }
+  void forward(const Part& at) const {
+    State state = start(at);
+    for (int64_t t = cu_[size_t(at.n)]; t < cu_[size_t(at.n) + 1]; ++t) {
+      advance(t, at, state);
+      if (ends(at.n, t))
+        store_state(matrix(contributions, run(at.n, t), at.head), at.column, v_, state.run);
+      const double* q = key(in_.q, t, at.head);
+      Columns read{}, out = value(in_.v, t, at);
+      for (size_t i = 0; i < size_t(k_); ++i)
+        for (size_t j = 0; j < kColumns; ++j) read[j] += q[i] * state.s[i][j];
+      for (size_t j = 0; j < kColumns; ++j) out[j] = in_.scale * read[j] + skip(at.head) * out[j];
+      put(o, t, at, out);
     }
-    std::copy(s.begin(), s.end(), state(ht, n, head));
+    store_state(matrix(ht, at.n, at.head), at.column, v_, state.s);
   }
 
-  void adjoint(int64_t n, int64_t head, const Tensor& d_o, const Tensor& dht,
-               const Tensor& dcontributions) {
-    const int64_t begin = cu_[size_t(n)], end = cu_[size_t(n) + 1];
-    std::vector<State> after, memory_before;  // the state after, the run's before each token
-    State s = start(n, head), first = s, m = zero(), ds = zero(), dm = zero();
-    for (int64_t t = begin; t < end; ++t) {
-      if (opens(n, t)) m = zero();
-      memory_before.push_back(m);
-      advance(t, head, m);
-      advance(t, head, s);
-      after.push_back(s);
-    }
-    if (dht) ds.assign(state(dht, n, head), state(dht, n, head) + k_ * v_);
-    for (int64_t t = end - 1; t >= begin; --t) {
-      const State& before = t > begin ? after[size_t(t - begin - 1)] : first;
-      if (ends(n, t) && dcontributions) {
-        const double* d = state(dcontributions, run(n, t), head);
-        dm.assign(d, d + k_ * v_);
-      }
-      token_adjoint(t, head, d_o, after[size_t(t - begin)], before,
-                    memory_before[size_t(t - begin)], ds, dm);
-    }
-    std::copy(ds.begin(), ds.end(), state(dh0, n, head));
+  void adjoint(const Part& at, const Tensor& d_o, const Tensor& dht,
+               const Tensor& dcontributions) const {
+    State d{load_state(matrix(dht, at.n, at.head), k_, at.column, v_), zero()};
+    const StateColumns none = zero();
+    each_token_backwards(
+        cu_[size_t(at.n)], cu_[size_t(at.n) + 1], start(at),
+        [&](int64_t t, State& state) { advance(t, at, state); },
+        [&](int64_t t, const State& before, const State& after) {
+          if (ends(at.n, t) && dcontributions)
+            d.run = load_state(matrix(dcontributions, run(at.n, t), at.head), k_, at.column, v_);
+          const bool first = !in_.memory || opens(at.n, t);  // of a run
+          token_adjoint(t, at, value(d_o, t, at), after.s, before.s, first ? none : before.run, d);
+        });
+    store_state(matrix(dh0, at.n, at.head), at.column, v_, d.s);
   }
 
-  // ds, dm: gradients of the states after the token in, of those before it out.
-  void token_adjoint(int64_t t, int64_t head, const Tensor& d_o, const State& after,
-                     const State& before, const State& memory_before, State& ds, State& dm) {
-    const double *q = key(in_.q, t, head), *k = key(in_.k, t, head), *v = value(in_.v, t, head);
-    const double* y = value(d_o, t, head);
-    const double w = weight(t, head);
-    for (int64_t j = 0; j < v_; ++j) {
-      value(dv, t, head)[j] += skip(head) * y[j];
-      dskip.data<double>()[head] += v[j] * y[j];
+  // d: gradients of the states after the token in, of those before it out. y: of its output.
+  void token_adjoint(int64_t t, const Part& at, const Columns& y, const StateColumns& after,
+                     const StateColumns& before, const StateColumns& run, State& d) const {
+    const double *q = key(in_.q, t, at.head), *k = key(in_.k, t, at.head);
+    const double* alpha = decay(decay_, t, at.head);
+    double *to_q = key(dq, t, at.head), *to_k = key(dk, t, at.head);
+    double* to_g = decay(dg, t, at.head);
+    const double w = weight(t, at.head);
+    const Columns v = value(in_.v, t, at);
+    Columns to_v{};
+    double to_skip = 0, weighted = 0;
+    for (size_t j = 0; j < kColumns; ++j) {
+      to_v[j] = skip(at.head) * y[j];
+      to_skip += v[j] * y[j];
     }
-    for (int64_t i = 0; i < k_; ++i) {
-      const double alpha = std::exp(*decay(in_.g, t, head, i));
-      for (int64_t j = 0; j < v_; ++j) {
-        double &d = ds[at(i, j)], &e = dm[at(i, j)];
-        key(dq, t, head)[i] += in_.scale * after[at(i, j)] * y[j];
-        d += in_.scale * q[i] * y[j];
-        key(dk, t, head)[i] += w * v[j] * (d + e);
-        value(dv, t, head)[j] += w * k[i] * (d + e);
-        *gate(dw, t, head) += k[i] * v[j] * (d + e);
-        *decay(dg, t, head, i) += alpha * (d * before[at(i, j)] + e * memory_before[at(i, j)]);
-        d *= alpha;
-        e *= alpha;
+    for (size_t i = 0; i < size_t(k_); ++i) {
+      const double a = alpha[i * by_channel_];
+      double read = 0, written = 0, decayed = 0;
+#pragma omp simd reduction(+ : read, written, decayed)
+      for (size_t j = 0; j < kColumns; ++j) {
+        double &s = d.s[i][j], &r = d.run[i][j];
+        read += after[i][j] * y[j];
+        s += in_.scale * q[i] * y[j];
+        to_v[j] += w * k[i] * (s + r);
+        written += v[j] * (s + r);
+        decayed += s * before[i][j] + r * run[i][j];
+        s *= a, r *= a;
       }
+      to_q[i] += in_.scale * read, to_k[i] += w * written, weighted += k[i] * written;
+      to_g[i * by_channel_] += a * decayed;
     }
+    put(dv, t, at, to_v);
+    dskip.data<double>()[at.head] += to_skip, *gate(dw, t, at.head) += weighted;
   }
 
   LinearAttentionInputs in_;
   std::vector<int64_t> cu_, first_run_;
+  Tensor decay_;  // e^g
   int64_t groups_ = 0, h_ = 0, k_ = 0, v_ = 0;
   bool by_channel_ = false;
 };
