@@ -42,14 +42,16 @@ Var RwkvChannelMix::step(const Var& x, const Tensor& last) const {
   return reshape(y, x.shape());
 }
 
-Rwkv7::LowRank Rwkv7::register_low_rank(const std::string& name, int64_t rank, bool bias) {
+Rwkv7::LowRank Rwkv7::register_low_rank(const std::string& name, int64_t rank, bool bias,
+                                        double bias_lr_factor) {
   LowRank p;
   p.inner =
       register_parameter(name + ".lora.0.weight", Tensor::zeros({rank, hidden_}), WeightDecay::off);
   p.outer =
       register_parameter(name + ".lora.2.weight", Tensor::zeros({hidden_, rank}), WeightDecay::off);
   if (bias)
-    p.bias = register_parameter(name + ".lora.2.bias", Tensor::zeros({hidden_}), WeightDecay::off);
+    p.bias = register_parameter(name + ".lora.2.bias", Tensor::zeros({hidden_}), WeightDecay::off,
+                                bias_lr_factor);
   return p;
 }
 
@@ -76,7 +78,7 @@ Rwkv7::Rwkv7(const ModelConfig& c, int64_t layer)
   key_ = register_parameter("k_proj.weight", Tensor::zeros({d, d}));
   value_ = register_parameter("v_proj.weight", Tensor::zeros({d, d}));
   output_ = register_parameter("o_proj.weight", Tensor::zeros({d, d}));
-  decay_ = register_low_rank("w_lora", c.decay_low_rank_dim, true);
+  decay_ = register_low_rank("w_lora", c.decay_low_rank_dim, true, 2);  // as its authors train it
   if (layer > 0) residual_ = register_low_rank("v_lora", c.v_low_rank_dim, true);
   rate_ = register_low_rank("a_lora", c.a_low_rank_dim, true);
   gate_ = register_low_rank("g_lora", c.gate_low_rank_dim, false);

@@ -34,7 +34,8 @@ class Rwkv7 : public Mixer {
     Parameter inner, outer, bias;  // [r,d], [d,r], [d] or undefined
   };
   struct Inputs;
-  LowRank register_low_rank(const std::string& name, int64_t rank, bool bias);
+  LowRank register_low_rank(const std::string& name, int64_t rank, bool bias,
+                            double bias_lr_factor = 1);
   Inputs inputs(const Var& x, Var* shared, const Var& last, const SeqLayout& layout,
                 bool want_last) const;
   Var log_decay(const Var& mixed) const;

@@ -96,10 +96,12 @@ void Module::zero_grad() {
   for (const Parameter& p : distinct_parameters()) p.zero_grad();
 }
 
-Parameter Module::register_parameter(const std::string& name, Tensor master, WeightDecay decay) {
+Parameter Module::register_parameter(const std::string& name, Tensor master, WeightDecay decay,
+                                     double lr_factor) {
   Parameter p(std::move(master));
   const Shape shape = p.master().shape();
-  entries_.push_back({{name, p, 0, shape.empty() ? 1 : shape[0], shape, decay}, nullptr});
+  entries_.push_back(
+      {{name, p, 0, shape.empty() ? 1 : shape[0], shape, decay, lr_factor}, nullptr});
   return p;
 }
 

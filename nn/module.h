@@ -29,6 +29,7 @@ struct NamedParameter {
   int64_t rows = 0;
   Shape shape;
   WeightDecay decay = WeightDecay::on;
+  double lr_factor = 1;  // times the learning rate, where training follows its model in that
   Tensor value() const;  // view of the master, [shape]
   Tensor grad() const;   // view of the gradient, or undefined
 };
@@ -54,7 +55,7 @@ class Module {
 
  protected:
   Parameter register_parameter(const std::string& name, Tensor master,
-                               WeightDecay decay = WeightDecay::on);
+                               WeightDecay decay = WeightDecay::on, double lr_factor = 1);
   // A tensor that belongs to the state but is not trained (frozen scales): moved, saved and loaded
   // with the parameters, not among them. Read it by master().
   Parameter register_buffer(const std::string& name, Tensor values);

@@ -54,6 +54,27 @@ TEST(Inspect, Rwkv7HasThePaperCount) {
                        "each layer f32 [8,64,64] ", "  32,768 elements"});
 }
 
+// What is decayed, and the decay biases, which may learn twice as fast.
+TEST(Inspect, OptimizerGroups) {
+  CliResult r = run_ebb("inspect rwkv7-100m");
+  ASSERT_EQ(r.code, 0) << r.err;
+  expect_lines(r.out, {"optimizer groups\n  weight decay ", "  122 tensors\n",
+                       fmt::format("{:<46}{:>16}  attn.w_lora.lora.2.bias; with optim.lr_factors\n",
+                                   "  no weight decay, learning rate x 2", "10,240")});
+  r = run_ebb("inspect rwkv7-100m --json -");
+  const json groups = json::parse(r.out)["optimizer_groups"];
+  ASSERT_EQ(groups.size(), 3u);
+  int64_t sum = 0;
+  for (const json& g : groups) sum += g["elements"].get<int64_t>();
+  EXPECT_EQ(sum, 101'432'832);
+  EXPECT_EQ(groups[2]["lr_factor"], 2);
+  EXPECT_EQ(groups[2]["weight_decay"], false);
+  EXPECT_EQ(groups[2]["tensors"], 20);
+  EXPECT_EQ(groups[2]["names"], json({"attn.w_lora.lora.2.bias"}));
+  r = run_ebb("inspect gdn-100m --json -");
+  EXPECT_EQ(json::parse(r.out)["optimizer_groups"].size(), 2u);
+}
+
 // The DART paper's cache: 131,072 elements beside 524,288.
 TEST(Inspect, DartHasThePaperCountAndCache) {
   CliResult r = run_ebb("inspect dart-100m");

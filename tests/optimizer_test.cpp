@@ -121,6 +121,36 @@ TEST(AdamW, LearningRateScaleOfAGroup) {
   EXPECT_NEAR(b.parameter.master().to_vector<double>()[0], 0.5, 1e-7);
 }
 
+// A group for each pair of decay and rate that occurs, and none that is empty.
+TEST(AdamW, GroupsByDecayAndRate) {
+  NamedParameter w = named("w", draw({2, 2}, 1)),
+                 norm = named("norm", draw({2}, 2), WeightDecay::off),
+                 bias = named("bias", draw({2}, 3), WeightDecay::off);
+  bias.lr_factor = 2;
+  struct Want {
+    double decay, scale;
+    std::vector<std::string> names;
+  };
+  const auto expect = [&](const std::vector<ParamGroup>& got, const std::vector<Want>& want) {
+    ASSERT_EQ(got.size(), want.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      EXPECT_EQ(got[i].weight_decay, want[i].decay);
+      EXPECT_EQ(got[i].lr_scale, want[i].scale);
+      std::vector<std::string> names;
+      for (const NamedParameter& p : got[i].parameters) names.push_back(p.name);
+      EXPECT_EQ(names, want[i].names);
+    }
+  };
+  const std::vector<NamedParameter> all{norm, w, bias};
+  expect(decay_groups(all, 0.1), {{0, 1, {"norm", "bias"}}, {0.1, 1, {"w"}}});
+  expect(decay_groups(all, 0.1, true), {{0.1, 1, {"norm", "w", "bias"}}});
+  expect(decay_groups(all, 0.1, false, LearningRates::by_model),
+         {{0, 1, {"norm"}}, {0.1, 1, {"w"}}, {0, 2, {"bias"}}});
+  expect(decay_groups(all, 0.1, true, LearningRates::by_model),
+         {{0.1, 1, {"norm", "w"}}, {0.1, 2, {"bias"}}});
+  expect(decay_groups({}, 0.1), {});
+}
+
 TEST(AdamW, TensorsWithoutGradientAreLeftAlone) {
   const NamedParameter a = named("a", draw({3, 3}, 1)), b = named("b", draw({3, 3}, 2));
   AdamW optimizer(one_group({a, b}, 0.1), {.lr = 0.1});

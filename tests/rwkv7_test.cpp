@@ -80,6 +80,18 @@ TEST(Rwkv7, WhatDecaysAndWhatStaysF32) {
   }
 }
 
+// Of the decay biases the reference training's rate is doubled, of nothing else.
+TEST(Rwkv7, RateOfTheDecayBias) {
+  const auto model = make_model(small_config());
+  int doubled = 0;
+  for (const NamedParameter& p : model->named_parameters()) {
+    const bool bias = p.name.ends_with("attn.w_lora.lora.2.bias");
+    EXPECT_EQ(p.lr_factor, bias ? 2 : 1) << p.name;
+    doubled += bias;
+  }
+  EXPECT_EQ(doubled, small_config().num_hidden_layers);
+}
+
 // Mean sigmoid of a head's decay bias, as published for 20 layers of 8 heads.
 TEST(Rwkv7, NativeDecayBiases) {
   const std::pair<int64_t, std::vector<double>> published[] = {

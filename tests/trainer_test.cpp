@@ -175,6 +175,55 @@ TEST_F(TrainerTest, ResumeIsBitIdenticalToTheUninterruptedRun) {
   }
 }
 
+// "lr_factors": RWKV-7's decay biases move twice as far, all else as before, and so after a resume.
+TEST_F(TrainerTest, RatesThatTheModelGives) {
+  TrainConfig one = config("rates_one");
+  one.model = preset("rwkv7-100m");
+  one.model.vocab_size = 257, one.model.hidden_size = 32, one.model.num_hidden_layers = 2;
+  one.model.num_heads = 2, one.model.head_dim = 16, one.model.intermediate_size = 64;
+  one.init.scheme = InitScheme::random;
+  one.optim.clip = 0, one.optim.eps = 1e-18, one.optim.warmup = 0;
+  one.checkpoint_every = 1, one.keep_last = 10, one.steps = 4;
+  TrainConfig two = one;
+  two.out = folder_ + "/rates_two";
+  two.optim.lr_factors = true;
+  run(one);
+  run(two);
+  const auto start = starting_model(one, {}, {}, nullptr);
+  // The first step is of the output projections alone, which are 0 at the start.
+  const SafeTensors a(one.out + "/checkpoint-000002/model.safetensors"),
+      b(two.out + "/checkpoint-000002/model.safetensors");
+  int doubled = 0;
+  for (const auto& [name, before] : start->state_dict()) {
+    if (!name.ends_with("w_lora.lora.2.bias")) {
+      EXPECT_TRUE(bitwise_equal(a.get(name), b.get(name))) << name;
+      continue;
+    }
+    const std::vector<float> x = before.to_vector<float>(), once = a.get(name).to_vector<float>(),
+                             twice = b.get(name).to_vector<float>();
+    for (size_t i = 0; i < x.size(); ++i) {
+      doubled += once[i] != x[i];
+      EXPECT_NEAR(twice[i] - x[i], 2 * (once[i] - x[i]), 2e-6) << name;
+    }
+  }
+  EXPECT_GT(doubled, 32);
+
+  TrainConfig parts = two;
+  parts.out = folder_ + "/rates_parts";
+  EXPECT_TRUE(run(parts, false, 2).stopped);
+  TrainConfig other = parts;
+  other.optim.lr_factors = false;
+  EXPECT_NE(error_of([&] { run(other, true); }).find("different: optim"), std::string::npos);
+  run(parts, true);
+  EXPECT_EQ(losses(parts.out), losses(two.out));
+
+  // A run that began before there was such a key.
+  json recipe = json::parse(read_file(one.out + "/recipe.json"));
+  EXPECT_EQ(recipe["optim"].erase("lr_factors"), 1u);
+  write_file_atomically(one.out + "/recipe.json", recipe.dump());
+  run(one, true);
+}
+
 TEST_F(TrainerTest, DamagedCheckpointsFallBackToOlderOnes) {
   const TrainConfig c = config("damaged");
   run(c);

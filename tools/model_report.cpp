@@ -26,10 +26,25 @@ bool split_name(const std::string& name, int64_t* layer, std::string* rest) {
   return true;
 }
 
+void add_to_group(const NamedParameter& p, std::vector<OptimizerGroup>* groups) {
+  auto g = std::find_if(groups->begin(), groups->end(), [&](const OptimizerGroup& known) {
+    return known.decay == p.decay && known.lr_factor == p.lr_factor;
+  });
+  if (g == groups->end())
+    g = groups->insert(g, OptimizerGroup{.decay = p.decay, .lr_factor = p.lr_factor});
+  ++g->tensors;
+  g->elements += p.shape.numel();
+  int64_t layer = 0;
+  std::string name = p.name;
+  split_name(p.name, &layer, &name);
+  if (std::find(g->names.begin(), g->names.end(), name) == g->names.end()) g->names.push_back(name);
+}
+
 void count_parameters(const LanguageModel& model, ModelReport* r) {
   std::set<const Slot*> seen;
   for (const NamedParameter& p : model.named_parameters()) {
     r->parameters += p.shape.numel();
+    add_to_group(p, &r->groups);
     int64_t layer = 0;
     std::string name;
     if (!split_name(p.name, &layer, &name)) {
@@ -148,6 +163,17 @@ void print_state(const ModelReport& r) {
                  grouped(s.elements) + " elements");
 }
 
+void print_groups(const ModelReport& r) {
+  fmt::print("\noptimizer groups\n");
+  for (const OptimizerGroup& g : r.groups) {
+    std::string title = g.decay == WeightDecay::on ? "weight decay" : "no weight decay";
+    if (g.lr_factor != 1) title += fmt::format(", learning rate x {:.4g}", g.lr_factor);
+    print_line(2, title, g.elements,
+               g.lr_factor != 1 ? fmt::format("{}; with optim.lr_factors", fmt::join(g.names, ", "))
+                                : fmt::format("{} tensors", grouped(g.tensors)));
+  }
+}
+
 void print_memories(const ModelReport::Memories& m) {
   fmt::print("\n");
   print_line(0, fmt::format("memories after {} tokens, elements a head", grouped(m.context)),
@@ -188,6 +214,7 @@ void print_report(const ModelReport& r) {
     print_layer(g.parameters);
   }
   print_outside(false);
+  print_groups(r);
   fmt::print("\n");
   print_line(0, "bytes of the weights in f32", r.weight_bytes);
   print_line(0, "bytes of a training run before activations", r.training_bytes,
@@ -202,13 +229,19 @@ void print_report(const ModelReport& r) {
 }
 
 json to_json(const ModelReport& r) {
-  json layers = json::array(), state = json::array();
+  json layers = json::array(), state = json::array(), groups = json::array();
   const auto states_to_json = [](const std::vector<ModelReport::State>& states) {
     json out = json::array();
     for (const ModelReport::State& s : states)
       out.push_back({{"tensor", s.shape}, {"elements", s.elements}, {"bytes", s.bytes}});
     return out;
   };
+  for (const OptimizerGroup& g : r.groups)
+    groups.push_back({{"weight_decay", g.decay == WeightDecay::on},
+                      {"lr_factor", g.lr_factor},
+                      {"tensors", g.tensors},
+                      {"elements", g.elements},
+                      {"names", g.names}});
   for (const LayerGroup& g : r.layers)
     layers.push_back({{"first", g.first},
                       {"last", g.last},
@@ -219,6 +252,7 @@ json to_json(const ModelReport& r) {
       {"parameters", r.parameters},
       {"outside_layers", lines_to_json(r.outside)},
       {"layers", layers},
+      {"optimizer_groups", groups},
       {"weight_bytes_f32", r.weight_bytes},
       {"training_bytes", r.training_bytes},
       {"state",

@@ -22,8 +22,16 @@ struct LayerGroup {
   std::vector<ParameterLine> parameters;
   int64_t per_layer = 0;  // elements
 };
+// What an optimizer treats alike.
+struct OptimizerGroup {
+  WeightDecay decay = WeightDecay::on;
+  double lr_factor = 1;  // with "lr_factors" in a recipe; else all learn at one rate
+  int64_t tensors = 0, elements = 0;
+  std::vector<std::string> names = {};  // within a layer, each once
+};
 struct ModelReport {
   int64_t parameters = 0;
+  std::vector<OptimizerGroup> groups = {};
   std::vector<ParameterLine> outside;  // embedding, final norm, head
   std::vector<LayerGroup> layers;
   struct State {

@@ -55,6 +55,7 @@ OptimConfig parse_optim(ConfigReader r) {
   r.read("final_lr", &o.final_lr);
   r.read("decay", &o.decay);
   r.read("decay_all", &o.decay_all);
+  r.read("lr_factors", &o.lr_factors);
   in_range(&r, "lr", o.lr, 0, 1e3);
   for (const auto& [key, beta] : {std::pair("beta1", o.beta1), std::pair("beta2", o.beta2)})
     if (!(beta >= 0 && beta < 1))
@@ -249,7 +250,8 @@ json TrainConfig::resolved() const {
             {"warmup", o.warmup},
             {"final_lr", o.final_lr},
             {"decay", o.decay},
-            {"decay_all", o.decay_all}}},
+            {"decay_all", o.decay_all},
+            {"lr_factors", o.lr_factors}}},
           {"steps", steps},
           {"sequences", sequences},
           {"length", length},

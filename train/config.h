@@ -32,6 +32,8 @@ struct OptimConfig {
   double final_lr = 0.1;   // fraction of lr at the end
   double decay = 0.2;      // wsd: fraction of the steps that decay at the end
   bool decay_all = false;  // weight decay on gates, norms and biases too
+  // Parameters learn at the rate that their model gives them: RWKV-7's decay biases twice as fast.
+  bool lr_factors = false;
 };
 
 enum class DataKind { shards, mqar };

@@ -9,12 +9,20 @@
 namespace ebb {
 
 std::vector<ParamGroup> decay_groups(const std::vector<NamedParameter>& parameters,
-                                     double weight_decay, bool decay_all) {
-  ParamGroup decayed{.parameters = {}, .weight_decay = weight_decay};
-  ParamGroup rest{.parameters = {}, .weight_decay = decay_all ? weight_decay : 0};
-  for (const NamedParameter& p : parameters)
-    (p.decay == WeightDecay::on ? decayed : rest).parameters.push_back(p);
-  return {decayed, rest};
+                                     double weight_decay, bool decay_all, LearningRates rates) {
+  std::vector<ParamGroup> groups;
+  for (const NamedParameter& p : parameters) {
+    const double decay = decay_all || p.decay == WeightDecay::on ? weight_decay : 0;
+    const double scale = rates == LearningRates::by_model ? p.lr_factor : 1;
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const ParamGroup& g) {
+      return g.weight_decay == decay && g.lr_scale == scale;
+    });
+    if (same == groups.end())
+      groups.push_back({.parameters = {p}, .weight_decay = decay, .lr_scale = scale});
+    else
+      same->parameters.push_back(p);
+  }
+  return groups;
 }
 
 AdamW::AdamW(const std::vector<ParamGroup>& groups, const AdamWConfig& config)

@@ -22,9 +22,17 @@ struct ParamGroup {
   double lr_scale = 1;  // times the learning rate of the step
 };
 
-// Two groups: what its module marks for decay, and the rest with none; `decay_all` decays both.
+enum class LearningRates {
+  one,       // the same for all
+  by_model,  // times the factor that a parameter's module gives it
+};
+
+// A group for each weight decay and factor of the learning rate that occurs: weight decay for what
+// its module marks, none for the rest (`decay_all`: for that too). In the order in which they first
+// occur; none is empty.
 std::vector<ParamGroup> decay_groups(const std::vector<NamedParameter>& parameters,
-                                     double weight_decay, bool decay_all = false);
+                                     double weight_decay, bool decay_all = false,
+                                     LearningRates rates = LearningRates::one);
 
 struct AdamWConfig {
   double lr = 3e-4, beta1 = 0.9, beta2 = 0.95, eps = 1e-8;

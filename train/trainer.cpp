@@ -110,10 +110,12 @@ std::vector<HeadReport> current_gates(const LanguageModel& model, const TrainerI
   return measure_gates(*copy, measured_tokens(in.stream, in.config.init));
 }
 
-// A run folder belongs to one recipe; how long it runs and what it prints may change.
+// A run folder belongs to one recipe; how long it runs and what it prints may change. Keys that an
+// earlier version did not know had their defaults.
 void check_same_recipe(const std::string& file, const json& now) {
-  const json before = read_json(file);
-  check(before.is_object(), "train: {} is not a JSON object", file);
+  const json found = read_json(file);
+  check(found.is_object(), "train: {} is not a JSON object", file);
+  const json before = parse_train_config(found, file).resolved();
   std::string differs;
   for (const auto& [key, value] : now.items()) {
     const bool free = key == "out" || key == "log_every" || key == "checkpoint_every" ||
@@ -203,7 +205,8 @@ class Run {
         load_matmul_algorithms(state_.extra["matmul"].get<std::string>());
     }
     optimizer_ = std::make_unique<AdamW>(
-        decay_groups(model_->named_parameters(), c_.optim.weight_decay, c_.optim.decay_all),
+        decay_groups(model_->named_parameters(), c_.optim.weight_decay, c_.optim.decay_all,
+                     c_.optim.lr_factors ? LearningRates::by_model : LearningRates::one),
         AdamWConfig{.lr = c_.optim.lr,
                     .beta1 = c_.optim.beta1,
                     .beta2 = c_.optim.beta2,
