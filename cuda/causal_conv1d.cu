@@ -108,7 +108,7 @@ __device__ __forceinline__ T* rows_before(T* row, int64_t bytes) {
 // last dx need. run + W − 1 is a multiple of U.
 // 1 tile: rows i−U−(W−1) … i−1 of x, i−U … i−1 of dy.  2 dpre = dy·act'(pre), pre anew.
 // 3 dw_j += dpre·x_{t−(W−1)+j}, dbias += dpre.  4 dx_t = Σ_k w_{W−1−k} dpre_{t+k}.  5 block sums.
-template <class T, int W, int V, int U, bool kSilu, bool kDx, bool kBias>
+template <class T, int W, int V, int U, bool kSilu, bool kBias>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
     bwd_kernel(const Input<T> in, const Output<T> out, const RowSteps steps, int64_t channel_blocks,
                int64_t run) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 2 ? kBwdBlocks : 2)
           }
           if constexpr (kBias) r_sum[W][v] += r_g[0][v];
         }
-        if constexpr (kDx) store_pack(g_dx, r_dx);
+        store_pack(g_dx, r_dx);
       }
 #pragma unroll
       for (int k = W - 1; k > 0; --k)
@@ -309,9 +309,11 @@ void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
   const cudaStream_t stream = stream_of(a.w);
   visit_compute(a.x.t.dtype(), [&]<class T>() {
     const Input<device_t<T>> in = input_of<T>(a);
-    Output<device_t<T>> out = output_of<T>(dy, dfinal, g.dx);
     if (g.dstate) causal_conv1d_dstate(a, dy, dfinal, g.dstate);
     if (!weights && !g.dx) return;
+    // Inputs that need no gradient are rare: written all the same instead of twice the instances.
+    const Tensor dx = g.dx ? g.dx : Tensor::empty({tokens, d}, a.x.t.dtype(), a.w.device());
+    Output<device_t<T>> out = output_of<T>(dy, dfinal, dx);
     const auto run = [&]<int W, int V, bool kSilu, bool kBias>() {
       constexpr int U = kBwdU, kSums = W + kBias;
       int64_t groups = 0;
@@ -324,10 +326,9 @@ void causal_conv1d_bwd(const ConvArgs& a, const Rows& dy, const Tensor& dfinal,
         if (weights) partial = Tensor::empty({groups, kSums, d}, DType::f32, a.w.device());
         out.g_partial = ptr<float>(partial);
         const size_t shared = weights ? size_t(kThreads) * kSums * V * sizeof(float) : 0;
-        const auto kernel = g.dx ? bwd_kernel<device_t<T>, W, V, U, kSilu, true, kBias>
-                                 : bwd_kernel<device_t<T>, W, V, U, kSilu, false, kBias>;
-        kernel<<<unsigned(shape.blocks), shape.block(), shared, stream>>>(
-            in, out, RowSteps(in, out), shape.channel_blocks, shape.run);
+        bwd_kernel<device_t<T>, W, V, U, kSilu, kBias>
+            <<<unsigned(shape.blocks), shape.block(), shared, stream>>>(
+                in, out, RowSteps(in, out), shape.channel_blocks, shape.run);
         check_launch();
       }
       if (weights)

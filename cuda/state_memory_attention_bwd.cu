@@ -166,6 +166,7 @@ __global__ void __launch_bounds__(kTileThreads)
     token_kernel(Attention<T> p, Upstream<T> u, int blocks, T* dq, T* de, T* dc) {
   auto& s = dynamic_shared<Tiles<T>>();
   constexpr int ld = slab_ld<T>();
+  constexpr int kRolled = NS > 2 ? 1 : NS;  // what is spilled anyway is compiled once, not NS times
   const int per_block = p.heads / blocks;
   const int64_t items = p.tiles * blocks;
   const auto first_of = [&](int head, int of) { return head % (p.heads / of) == 0; };
@@ -191,12 +192,15 @@ __global__ void __launch_bounds__(kTileThreads)
         Accumulator<T, 64> d[NS], f[NS];
         __syncthreads();  // write_gradient of the head before still reads them
         s.w.clear();
-#pragma unroll
-        for (int k = 0; k < NS; ++k)  // 1
-          products(s, p, u, tile, m, head, k, d[k], f[k]);
+#pragma unroll kRolled
+        for (int k = 0; k < NS; ++k) {  // 1
+          Accumulator<T, 64> dk, fk;
+          products(s, p, u, tile, m, head, k, dk, fk);
+          d[k] = dk, f[k] = fk;
+        }
         s.w.finish(p, u, tile, head);  // 2
         __syncthreads();
-#pragma unroll
+#pragma unroll kRolled
         for (int k = 0; k < NS; ++k)  // 3
 #pragma unroll
           for (int i = 0; i < d[k].kCount; ++i) {
@@ -208,7 +212,7 @@ __global__ void __launch_bounds__(kTileThreads)
         if (!de) continue;
 #pragma unroll 1
         for (int k = 0; k < NS; ++k)  // 4
-#pragma unroll
+#pragma unroll(PS > 2 ? 1 : PS)
           for (int slab = 0; slab < PS; ++slab) {
             __syncthreads();
             load_memory(s.m, p, m, head, k, slab);
@@ -362,8 +366,10 @@ template <class F>
 void visit_held(int64_t n, int64_t p, F&& f) {
   if (n > 64 && p <= 64)
     f.template operator()<2, 1>();
+  else if (p <= 64)
+    f.template operator()<1, 1>();
   else
-    visit_slabs(p, [&]<int PS>() { f.template operator()<1, PS>(); });
+    f.template operator()<1, 4>();
 }
 
 }  // namespace
