@@ -153,6 +153,7 @@ set(EBB_TOOL_SOURCES
   tools/bench_rows/product.cpp
   tools/bench_rows/recurrence.cpp
   tools/bench_rows/tensor.cpp
+  tools/child.cpp
   tools/command.cpp
   tools/demo_data.cpp
   tools/eval_command.cpp
@@ -170,6 +171,10 @@ set(EBB_TOOL_SOURCES
   tools/progress_line.cpp
   tools/report_command.cpp
   tools/result_file.cpp
+  tools/study.cpp
+  tools/study_command.cpp
+  tools/study_runner.cpp
+  tools/study_summary.cpp
   tools/temporary_folder.cpp
   tools/token_source.cpp
   tools/tokenize.cpp

@@ -84,6 +84,8 @@ json training(const std::vector<json>& records) {
                     {"loss", end[0]},
                     {"loss_records", few}};
   if (!out["validation"].empty()) out["summary"]["validation_loss"] = out["validation"].back()[1];
+  for (const json& r : records)  // of associative recall
+    if (std::isfinite(number(r, "accuracy"))) out["summary"]["accuracy"] = r["accuracy"];
   return out;
 }
 
@@ -270,14 +272,47 @@ std::string run_name(const std::string& folder) {
   return p.filename().string();
 }
 
+// A folder of `ebb study` stands for those of its runs that have begun, and for itself where an
+// evaluation lies in it.
+std::vector<std::string> with_study_runs(const std::vector<std::string>& given, json* notes) {
+  std::vector<std::string> out;
+  for (const std::string& folder : given) {
+    const std::string file = folder + "/study.json";
+    if (!fs::exists(file)) {
+      out.push_back(folder);
+      continue;
+    }
+    const json j = read_json(file);
+    size_t waiting = 0;
+    try {
+      for (const json& r : j.at("runs")) {
+        const std::string run = folder + "/" + r.at("name").get<std::string>();
+        const bool begun = fs::exists(run + "/recipe.json");
+        if (begun) out.push_back(run);
+        waiting += !begun;
+        if (r.at("state") == "failed")
+          notes->push_back(fmt::format("{} failed: {}", run, r.value("error", "")));
+      }
+    } catch (const json::exception& e) {
+      fail("report: {} was not written by ebb study: {}", file, json_problem(e));
+    }
+    if (waiting) notes->push_back(fmt::format("{}: {} runs have not begun", folder, waiting));
+    if (fs::exists(folder + "/results.json")) out.push_back(folder);
+    check(waiting < j["runs"].size() || fs::exists(folder + "/results.json"),
+          "report: no run of the study {} has begun", folder);
+  }
+  return out;
+}
+
 }  // namespace
 
-json report_data(const std::vector<std::string>& given) {
-  check(!given.empty(), "report: no folders");
+json report_data(const std::vector<std::string>& folders_and_studies) {
+  check(!folders_and_studies.empty(), "report: no folders");
   json data = {{"runs", json::array()},     {"models", json::array()},
                {"scores", json::array()},   {"means", json::array()},
                {"distance", json::array()}, {"perplexity", json::array()},
                {"choices", json::array()},  {"notes", json::array()}};
+  const std::vector<std::string> given = with_study_runs(folders_and_studies, &data["notes"]);
   std::vector<std::string> folders;
   std::map<std::string, int> names;
   std::set<std::string> seen;

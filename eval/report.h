@@ -9,6 +9,7 @@
 //   decays_initial.json, decays_final.json   of models/decays.h; decays.json: of `ebb inspect`
 //   speed.json               tokens_per_gpu_per_second and what it was measured on
 //   results.json, */results.json           of `ebb eval`
+//   study.json               of `ebb study`: the folder stands for its runs
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>

@@ -32,6 +32,7 @@ void add_tokenize(CLI::App& app);        // tools/tokenize.cpp
 void add_demo_data(CLI::App& app);       // tools/demo_data.cpp
 void add_train(CLI::App& app);           // tools/train.cpp
 void add_report(CLI::App& app);          // tools/report_command.cpp
+void add_study(CLI::App& app);           // tools/study_command.cpp
 void add_verify(CLI::App& app);          // tools/verify_command.cpp
 
 inline constexpr int kExitFailure = 1;

@@ -18,8 +18,9 @@ namespace ebb::tools {
 namespace {
 
 void add_commands(CLI::App& app) {
-  for (const auto add : {add_tokenize, add_init, add_train, add_demo_data, add_eval, add_generate,
-                         add_mqar, add_report, add_inspect, add_verify, add_bench, add_gradcheck})
+  for (const auto add :
+       {add_tokenize, add_init, add_train, add_study, add_demo_data, add_eval, add_generate,
+        add_mqar, add_report, add_inspect, add_verify, add_bench, add_gradcheck})
     add(app);
 }
 

@@ -6,6 +6,7 @@
 #include "tensor/check.h"
 #include "tools/commands.h"
 #include "tools/mqar_task.h"
+#include "tools/recipe.h"
 #include "train/trainer.h"
 
 namespace ebb::tools {
@@ -27,6 +28,15 @@ std::vector<Shard> open_shards(const std::vector<std::string>& paths) {
   return out;
 }
 
+LoaderOptions loader_options(const TrainConfig& c, const std::vector<std::string>& shards) {
+  return {.shards = expand_shards(shards),
+          .batch = c.sequences,
+          .length = c.length,
+          .seed = c.seed,
+          .shuffle = c.data.shuffle,
+          .reset_at_documents = c.data.reset_at_documents};
+}
+
 void print_memory(const TrainSummary& s, Device device) {
   const TrainingMemory& m = s.memory;
   const auto mb = [](int64_t bytes) { return double(bytes) / 1e6; };
@@ -43,11 +53,11 @@ class ShardTask {
   explicit ShardTask(const TrainConfig& c)
       : c_(c),
         tokenizer_(Tokenizer::load(c.data.tokenizer)),
-        loader_(options(c.data.train), tokenizer_.vocab_hash()),
+        loader_(loader_options(c, c.data.train), tokenizer_.vocab_hash()),
         stream_(open_shards(expand_shards(c.data.train))) {
     if (c.data.validation.empty()) return;  // made now, so that what is wrong with it is said now
     open_shards(expand_shards(c.data.validation));
-    LoaderOptions fixed = options(c.data.validation);
+    LoaderOptions fixed = loader_options(c, c.data.validation);
     fixed.shuffle = false;
     validation_ = std::make_unique<Loader>(fixed, tokenizer_.vocab_hash());
   }
@@ -60,14 +70,6 @@ class ShardTask {
   }
 
  private:
-  LoaderOptions options(const std::vector<std::string>& shards) const {
-    return {.shards = expand_shards(shards),
-            .batch = c_.sequences,
-            .length = c_.length,
-            .seed = c_.seed,
-            .shuffle = c_.data.shuffle,
-            .reset_at_documents = c_.data.reset_at_documents};
-  }
   nlohmann::json validate(const LanguageModel& model) {
     validation_->seek(0);
     std::vector<Batch> batches;
@@ -86,9 +88,7 @@ class ShardTask {
 };
 
 void run(const Options& o) {
-  nlohmann::json recipe = read_json(o.recipe, Comments::allow);
-  for (const std::string& s : o.set) set_path(&recipe, s);
-  const TrainConfig c = parse_train_config(recipe, o.recipe);
+  const TrainConfig c = read_recipe(o.recipe, o.set);
   const bool mqar = c.data.kind == DataKind::mqar;
   check(mqar || !c.data.train.empty(), "{}: /data/train names no shards", o.recipe);
 
@@ -125,6 +125,28 @@ void run(const Options& o) {
 }
 
 }  // namespace
+
+TrainConfig read_recipe(const std::string& file, const std::vector<std::string>& set) {
+  nlohmann::json recipe = read_json(file, Comments::allow);
+  for (const std::string& s : set) set_path(&recipe, s);
+  return parse_train_config(recipe, file);
+}
+
+void check_trainable(const TrainConfig& c, const std::string& file, Device device) {
+  check(c.dtype != DType::bf16 || device.is_cuda(),
+        "{}: bf16 needs a GPU; set dtype to f32 on the CPU", file);
+  if (c.data.kind == DataKind::mqar) {
+    const MqarTask task(c);
+    return;
+  }
+  check(!c.data.train.empty(), "{}: /data/train names no shards", file);
+  const Tokenizer tokenizer = Tokenizer::load(c.data.tokenizer);
+  check(!c.model_folder.empty() || c.model.vocab_size >= tokenizer.vocab_size(),
+        "{}: the model's vocab_size {} is less than the tokenizer's {}", file, c.model.vocab_size,
+        tokenizer.vocab_size());
+  for (const auto& shards : {c.data.train, c.data.validation})
+    if (!shards.empty()) Loader(loader_options(c, shards), tokenizer.vocab_hash());
+}
 
 void add_train(CLI::App& app) {
   auto* c = add_command(app, "train", "Train a model from a recipe",

@@ -267,6 +267,19 @@ json TrainConfig::resolved() const {
           {"out", out}};
 }
 
+std::string recipe_difference(const std::string& file, const TrainConfig& now) {
+  const json found = read_json(file);
+  check(found.is_object(), "{} is not a JSON object", file);
+  const json before = parse_train_config(found, file).resolved(), after = now.resolved();
+  std::string differs;
+  for (const auto& [key, value] : after.items()) {
+    const bool free = key == "out" || key == "log_every" || key == "checkpoint_every" ||
+                      key == "keep_last" || key == "validate_every" || key == "validation_batches";
+    if (!free && before.value(key, json()) != value) differs += (differs.empty() ? "" : ", ") + key;
+  }
+  return differs;
+}
+
 void set_path(json* recipe, const std::string& assignment) {
   const size_t eq = assignment.find('=');
   check(eq != std::string::npos && eq > 0, "--set {}: want path=value, e.g. optim.lr=3e-4",

@@ -82,6 +82,11 @@ struct TrainConfig {
   nlohmann::json resolved() const;  // every field, as written beside the run
 };
 
+// The keys of two recipes that make another run of it: not how long it is kept, what it prints and
+// where it is written. `file` is a recipe as resolved() wrote it; keys that an earlier version did
+// not know had their defaults. "": none.
+std::string recipe_difference(const std::string& file, const TrainConfig& now);
+
 // `what` names the recipe file in messages.
 TrainConfig parse_train_config(const nlohmann::json& recipe, const std::string& what);
 // Applies "a.b.c=value" (value: JSON, else a string) to a recipe before parsing.

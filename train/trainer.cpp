@@ -110,18 +110,9 @@ std::vector<HeadReport> current_gates(const LanguageModel& model, const TrainerI
   return measure_gates(*copy, measured_tokens(in.stream, in.config.init));
 }
 
-// A run folder belongs to one recipe; how long it runs and what it prints may change. Keys that an
-// earlier version did not know had their defaults.
-void check_same_recipe(const std::string& file, const json& now) {
-  const json found = read_json(file);
-  check(found.is_object(), "train: {} is not a JSON object", file);
-  const json before = parse_train_config(found, file).resolved();
-  std::string differs;
-  for (const auto& [key, value] : now.items()) {
-    const bool free = key == "out" || key == "log_every" || key == "checkpoint_every" ||
-                      key == "keep_last" || key == "validate_every" || key == "validation_batches";
-    if (!free && before.value(key, json()) != value) differs += (differs.empty() ? "" : ", ") + key;
-  }
+// A run folder belongs to one recipe; how long it runs and what it prints may change.
+void check_same_recipe(const std::string& file, const TrainConfig& now) {
+  const std::string differs = recipe_difference(file, now);
   check(differs.empty(),
         "train: {} was made with another recipe (different: {}); choose another "
         "\"out\"",
@@ -190,7 +181,7 @@ class Run {
           "train: {} holds checkpoints already; give --resume to go on from "
           "them or choose another \"out\"",
           c_.out);
-    if (found) check_same_recipe(recipe, c_.resolved());
+    if (found) check_same_recipe(recipe, c_);
     std::vector<HeadReport> gates;
     model_ =
         starting_model(c_, in_.device, in_.stream, in_.stream.empty() || found ? nullptr : &gates);
