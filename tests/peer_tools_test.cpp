@@ -86,6 +86,50 @@ TEST_F(PeerTools, ComparesAFileOfPeersWithOurs) {
   EXPECT_EQ(kept["results"][1]["error"], "it crashed");
 }
 
+// Errors of peers that are known are set beside newer ones of ours, operator by operator in turn.
+TEST_F(PeerTools, ErrorsMeasuredBeforeAreTakenAgain) {
+  std::string items;
+  for (const char* name : {"kda/a", "kda/b", "gla/a", "gla/b"}) {
+    const std::filesystem::path path = at(std::string("goldens/") + name + ".safetensors");
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << "not read";
+    items += std::string(items.empty() ? "" : ",") + R"({"name": ")" + name +
+             R"(", "tensors": [{"name": "out.o", "error": 0.004}]})";
+  }
+  write("ours.json", R"({"commit": "abc", "items": [)" + items + "]}");
+  write("errors.json", R"({"gpu": "x", "configurations": "first", "limit": 1.5,
+          "peer_failed": {"gla/b": "it crashed"}, "rows": [
+          {"case": "kda/a", "tensor": "out.o", "ebb": 1, "peer": 0.0032, "judged": true},
+          {"case": "kda/b", "tensor": "out.o", "ebb": 1, "peer": 0.002, "judged": true},
+          {"case": "gla/a", "tensor": "out.o", "ebb": 1, "peer": 0.0001, "judged": false}]})");
+  const auto again = [&](const std::string& more) {
+    return python(kTools + "peer_errors.py " + at("goldens") + " " + at("ours.json") +
+                  " --no-run --json " + at("errors.json") + more);
+  };
+  const CliResult r = again(" --again " + at("errors.json"));
+  EXPECT_EQ(r.code, 1) << r.err;
+  size_t last = 0;
+  for (const char* text :
+       {"kda/a ", "ratio 1.25", "gla/a ", "ratio 40.00  (not judged)", "kda/b ", "ratio 2.00",
+        "gla/b ", "the peer: it crashed", "kda ", "2 tensors, worst ratio 2.00 (kda/b out.o)",
+        "1 above 1.5; the peer failed in 1 of 4 cases"}) {
+    const size_t found = r.out.find(text, last);
+    ASSERT_NE(found, std::string::npos) << text << " in\n" << r.out;
+    last = found + 1;
+  }
+  const json kept = json::parse(read_file(at("errors.json")));
+  EXPECT_EQ(kept["gpu"], "x");
+  EXPECT_EQ(kept["commit"], "abc");
+  EXPECT_EQ(kept["peer_failed"], json({{"gla/b", "it crashed"}}));
+  ASSERT_EQ(kept["rows"].size(), 3u);
+  EXPECT_EQ(kept["rows"][0]["case"], "gla/a");
+  EXPECT_EQ(kept["rows"][0]["judged"], false);
+  EXPECT_EQ(kept["rows"][1]["ebb"], 0.004);
+  EXPECT_EQ(again(" --again " + at("errors.json")).out, r.out);
+  EXPECT_EQ(again(" --op kda --filter a --again " + at("errors.json")).code, 0);
+  EXPECT_EQ(again("").code, 2);
+}
+
 // A task that raises, one that never ends, one whose process dies: the others keep their results.
 TEST_F(PeerTools, AFailureCostsItsOwnTaskOnly) {
   write("tasks.py",

@@ -4,14 +4,23 @@ you) beside ours, on the same golden cases, both against f64 from the same round
 
   ebb verify GOLDENS/ops --device cuda --dtype bf16 --json ours.json
   python3 tools/peer_errors.py GOLDENS/ops ours.json [--op 'kda|gdn2'] [--filter wide]
-                               [--json errors.json]
+                               [--json errors.json] [--again errors.json]
 
 Prints both errors of every tensor and their ratio. Exit code 1 where an error of ours is above 1.5
 times the peer's. Not judged, and marked so: tensors of fewer than 64 numbers, which one rounding
 decides, and those whose exact values are below what either side can form (an error of the peer
 above 0.5). Cases that the peer cannot run are named; each runs in a process of its own under a
-time limit. Kernels take their first configuration that runs instead of the fastest one, which
-changes roundings only (--tune: the fastest, which takes minutes).
+time limit. One case of every operator comes before the second of any, so that a --budget of
+seconds reaches all operators. Kernels take their first configuration that runs instead of the
+fastest one, which changes roundings only (--tune: the fastest, which takes minutes).
+
+The peers of gdn2 refuse b and w in f32 beside bf16: they get these in bf16, and their errors are
+against the exact results of what they got. Ours are those of `ebb verify`, with b and w in f32.
+
+The peers' errors do not change when our kernels do: --again takes those that a file of --json has
+and sets ours.json beside them, in an instant and without a GPU; only cases that the file lacks, or
+that failed, are run (--no-run: not even those, they stay as they are). The same file may be given
+to --json. docs/results/h200_peer_errors.json is such a file.
 """
 import argparse
 import json
@@ -29,7 +38,13 @@ OPS = ("gated_delta_rule", "kda", "gdn2", "rwkv7", "simple_gla", "gla", "ssd")
 # Inputs that stay f32 beside bf16, as in `ebb verify`.
 F32 = {"gated_delta_rule": "g beta h0", "kda": "g beta h0", "gdn2": "g b w h0", "rwkv7": "w h0",
        "simple_gla": "g h0", "gla": "g h0", "ssd": "A D dt dt_bias h0"}
+# Of those, what the peer wants in bf16 all the same.
+ROUNDED = {"gdn2": ("b", "w")}
 LIMIT = 1.5
+
+
+def stays_f32(op, name):
+    return name in F32[op].split() and name not in ROUNDED.get(op, ())
 
 
 def load(path, device):
@@ -76,8 +91,7 @@ def call(op, case, x):
 def run_peer(op, case, tensors, dtype):
     """Outputs and gradients of the peer by the golden files' names."""
     import torch
-    f32 = F32[op].split()
-    inputs = {name[3:]: (t if name[3:] in f32 else t.to(dtype)).requires_grad_()
+    inputs = {name[3:]: (t if stays_f32(op, name[3:]) else t.to(dtype)).requires_grad_()
               for name, t in tensors.items() if name.startswith("in.")}
     first, ht = call(op, case, inputs)
     outputs = {"out.y" if op == "ssd" else "out.o": first, "out.ht": ht}
@@ -89,13 +103,13 @@ def run_peer(op, case, tensors, dtype):
 
 
 def exact(op, case, tensors, dtype):
-    """The same from the same inputs and upstream gradients, in f64 on the CPU."""
+    """The same from the peer's inputs and upstream gradients, in f64 on the CPU."""
     import peer_reference
     import torch
 
     def rounded(t, to):
         return t.cpu().to(to).double()
-    inputs = {name[3:]: rounded(t, torch.float32 if name[3:] in F32[op].split() else dtype)
+    inputs = {name[3:]: rounded(t, torch.float32 if stays_f32(op, name[3:]) else dtype)
               .requires_grad_() for name, t in tensors.items() if name.startswith("in.")}
     upstream = {name[1:]: rounded(t, dtype) for name, t in tensors.items()
                 if name.startswith("dout.")}
@@ -146,8 +160,68 @@ def judge(name, errors, ours):
             continue
         peer = e["peer"]
         yield {"case": name, "tensor": key, "ebb": mine, "peer": peer,
-               "ratio": mine / peer if peer else float("inf"),
+               "ratio": mine / peer if peer else float("inf"), "count": e["count"],
                "judged": e["count"] >= 64 and peer < 0.5}
+
+
+def in_turn(tasks):
+    """The first case of every operator, then the second of every operator, and so on."""
+    seen, places = {}, []
+    for task in tasks:
+        seen[task[0]] = seen.get(task[0], -1) + 1
+        places.append(seen[task[0]])
+    return [task for _, task in sorted(zip(places, tasks), key=lambda x: x[0])]
+
+
+def measured_before(path):
+    """The file's peers: case -> tensor -> error and count; and the file."""
+    with open(path) as f:
+        file = json.load(f)
+    cases = {}
+    for row in file["rows"]:
+        # Files of the first version lack the count: whether it was enough is known.
+        count = row.get("count", 64 if row["judged"] or row["peer"] >= 0.5 else 1)
+        cases.setdefault(row["case"], {})[row["tensor"]] = {"peer": row["peer"], "count": count}
+    return cases, file
+
+
+def versions():
+    from importlib import metadata
+    found = {}
+    for package in ("torch", "triton", "fla-core", "mamba-ssm"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            pass
+    return found
+
+
+class Table:
+    """What is known of all cases, printed and written as it comes."""
+
+    def __init__(self, args, ours):
+        self.path, self.ours, self.rows, self.failed = args.json, ours, [], {}
+        self.header = {"gpu": "none"}
+
+    def add(self, name, result):
+        if "error" in result:
+            self.failed[name] = result["error"]
+            print(f"{name:32} the peer: {result['error']}", flush=True)
+        for row in judge(name, result.get("errors", {}), self.ours[name]):
+            self.rows.append(row)
+            print(f"{name:32} {row['tensor']:12} ebb {row['ebb']:.2e}  peer {row['peer']:.2e}  "
+                  f"ratio {row['ratio']:.2f}" + ("" if row["judged"] else "  (not judged)"),
+                  flush=True)
+
+    def write(self):
+        if not self.path:
+            return
+        self.rows.sort(key=lambda r: (r["case"], r["tensor"]))
+        with open(self.path + ".part", "w") as f:
+            json.dump({**self.header, "limit": LIMIT, "peer_failed": dict(sorted(
+                self.failed.items())), "rows": self.rows}, f, indent=1)
+            f.write("\n")
+        os.replace(self.path + ".part", self.path)
 
 
 def options():
@@ -162,15 +236,21 @@ def options():
     p.add_argument("--tune", action="store_true", help="let Triton pick the fastest configurations")
     p.add_argument("--dry-run", action="store_true",
                    help="the peer in f32 on the CPU, interpreted: are the calls right?")
-    p.add_argument("--json")
-    return p.parse_args()
+    p.add_argument("--json", help="results, rewritten after every case")
+    p.add_argument("--again", metavar="FILE", help="take the peers' errors of an earlier --json")
+    p.add_argument("--no-run", action="store_true", help="with --again: run no peer at all")
+    args = p.parse_args()
+    if args.no_run and not args.again:
+        p.error("--no-run needs --again")
+    return args
 
 
 def main():
     args = options()
     with open(args.ours) as f:
-        ours = {i["name"]: {t["name"]: t["error"] for t in i["tensors"]}
-                for i in json.load(f)["items"] if "tensors" in i}
+        verified = json.load(f)
+    ours = {i["name"]: {t["name"]: t["error"] for t in i["tensors"]}
+            for i in verified["items"] if "tensors" in i}
     how = "dry" if args.dry_run else "tune" if args.tune else "first"
     tasks = [(op, path, how) for op in OPS if re.search(args.op, op)
              for path in sorted((args.goldens / op).glob("*.safetensors"))
@@ -178,25 +258,29 @@ def main():
     if not tasks:
         sys.exit(f"peer_errors: no case of {args.goldens} fits --op '{args.op}' --filter "
                  f"'{args.filter}' and is in {args.ours}")
-    rows, failed, gpu = [], {}, "none"
-    for (op, path, _), result in run_all(tasks, run_case, processes=args.processes,
+    table = Table(args, ours)
+    before = {}
+    if args.again:
+        before, file = measured_before(args.again)
+        how = file.get("configurations", how)
+        table.header = {k: v for k, v in file.items() if k not in ("limit", "peer_failed", "rows")}
+    table.header.update(configurations=how, commit=verified.get("commit", "unknown"))
+    waiting = []
+    for task in in_turn(tasks):
+        name = f"{task[0]}/{task[1].stem}"
+        if name in before and name not in file["peer_failed"]:
+            table.add(name, {"errors": before[name]})
+        elif args.no_run:
+            table.add(name, {"error": file["peer_failed"].get(name, "not run")})
+        else:
+            waiting.append(task)
+    table.write()
+    for (op, path, _), result in run_all(waiting, run_case, processes=args.processes,
                                          limit=args.limit, budget=args.budget):
-        name = f"{op}/{path.stem}"
-        gpu = result.get("gpu", gpu)
-        if "error" in result:
-            failed[name] = result["error"]
-            print(f"{name:32} the peer: {result['error']}", flush=True)
-        for row in judge(name, result.get("errors", {}), ours[name]):
-            rows.append(row)
-            print(f"{name:32} {row['tensor']:12} ebb {row['ebb']:.2e}  peer {row['peer']:.2e}  "
-                  f"ratio {row['ratio']:.2f}" + ("" if row["judged"] else "  (not judged)"),
-                  flush=True)
-        if args.json:
-            rows.sort(key=lambda r: (r["case"], r["tensor"]))
-            with open(args.json + ".part", "w") as f:
-                json.dump({"gpu": gpu, "configurations": how, "limit": LIMIT,
-                           "peer_failed": failed, "rows": rows}, f, indent=1)
-            os.replace(args.json + ".part", args.json)
+        table.header.update({"gpu": result["gpu"], **versions()} if "gpu" in result else {})
+        table.add(f"{op}/{path.stem}", result)
+        table.write()
+    rows, failed = table.rows, table.failed
     for op in OPS:
         judged = [r for r in rows if r["judged"] and r["case"].startswith(op + "/")]
         if judged:
