@@ -73,14 +73,22 @@ __device__ __forceinline__ float reciprocal(float x) {
 __device__ __forceinline__ unsigned pack_pair(float2 x) { return pack_bf16(x.x, x.y); }
 
 // Asks for r, a, k and b of a chunk, as they are, where their centred rows will lie.
-__device__ __forceinline__ void fetch_keys(const FastProblem& p, Span span, int head,
-                                           CentredTiles& s) {
+template <class P>
+__device__ __forceinline__ void fetch_keys(const P& p, Span span, int head, CentredTiles& s) {
   const TilePlace at;
   const int64_t key = p.key_at(span.first, head), stride = p.key_stride();
   at.fetch(s.r, p.q + key, stride, span.rows, p.key_dim);
   at.fetch(s.a, p.low_a + key, stride, span.rows, p.key_dim);
   at.fetch(s.k, p.k + key, stride, span.rows, p.key_dim);
   at.fetch(s.b, p.low_b + key, stride, span.rows, p.key_dim);
+}
+
+__device__ __forceinline__ void fetch_whole(SwizzledTile& s, const SwizzledTile& g) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = 8 * (int(threadIdx.x) + kFastThreads * i);
+    copy_async_or_zero(s.s + at, g.s + at, true);
+  }
 }
 
 // A warp's eight tokens, a lane's two channels of them: sums of log2 decays from their centre on.
@@ -97,8 +105,9 @@ struct CentredRows {
 
   // All 256 threads; two barriers, after which s_total is used no more and fetch_keys(), all groups
   // of copies but the last, is done.
-  __device__ __forceinline__ CentredRows(const FastProblem& p, Span span, int head,
-                                         GroupTotals& s_total, SumsOf<PARTS>& s) {
+  template <class P>
+  __device__ __forceinline__ CentredRows(const P& p, Span span, int head, GroupTotals& s_total,
+                                         SumsOf<PARTS>& s) {
     load_decays(p, span, head, sum);
     float2 x = {};
 #pragma unroll
@@ -170,7 +179,8 @@ struct CentredRows {
     *reinterpret_cast<float2*>(s_row + channel) = x;
   }
   // Log decays; none outside.
-  __device__ __forceinline__ void load_decays(const FastProblem& p, Span span, int head,
+  template <class P>
+  __device__ __forceinline__ void load_decays(const P& p, Span span, int head,
                                               float2 (&w)[8]) const {
     const float* g_w = p.g + p.key_at(span.first + 8 * warp, head) + channel;
     const int64_t stride = p.key_stride();
@@ -209,9 +219,11 @@ struct CentredRows {
     return exp2_pair({-sum[i].x, -sum[i].y});
   }
 
-  // Of the warp's tokens, four lanes each, before anything is done to their rows.
-  __device__ __forceinline__ void own_scores(const FastProblem& p, CentredTiles& s,
-                                             OwnScores& s_own) const {
+  // Of the warp's tokens, four lanes each, before anything is done to their rows. MORE: beside what
+  // there is.
+  template <class P>
+  __device__ __forceinline__ void own_scores(const P& p, CentredTiles& s, OwnScores& s_own,
+                                             bool more = false) const {
     const int token = 8 * warp + lane / 4, first = 16 * (lane % 4);
     float sum = 0;
 #pragma unroll 1
@@ -224,17 +236,19 @@ struct CentredRows {
     }
 #pragma unroll
     for (int o = 1; o < 4; o *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
-    if (lane % 4 == 0) s_own[token] = p.scale * sum;
+    if (lane % 4 == 0) s_own[token] = more ? s_own[token] + p.scale * sum : p.scale * sum;
     __syncwarp();
   }
   // Rows times their factors, in place.
-  __device__ __forceinline__ void centre(const FastProblem& p, CentredTiles& s) const {
+  template <class P>
+  __device__ __forceinline__ void centre(const P& p, CentredTiles& s) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i) put_row(p, s, i, up(i), up_before(i), down(i));
   }
   // The same for leaves centred on their own.
-  __device__ __forceinline__ void centre_leaf(const FastProblem& p, Span span, int head,
-                                              CentredTiles& s, SteepSums& s_sums) const {
+  template <class P>
+  __device__ __forceinline__ void centre_leaf(const P& p, Span span, int head, CentredTiles& s,
+                                              SteepSums& s_sums) const {
     float2 g[8], all = {};
     load_decays(p, span, head, g);
 #pragma unroll
@@ -251,7 +265,8 @@ struct CentredRows {
       put_row(p, s, i, exp2_pair(x), earlier, exp2_pair({-x.x, -x.y}));
     }
   }
-  __device__ __forceinline__ void put_row(const FastProblem& p, CentredTiles& s, int i, float2 up,
+  template <class P>
+  __device__ __forceinline__ void put_row(const P& p, CentredTiles& s, int i, float2 up,
                                           float2 up_before, float2 down) const {
     const auto put = [&](SwizzledTile& tile, int which, float2 f) {
       unsigned* at = place(tile, i);

@@ -10,36 +10,10 @@
 //        + Σ_j (ε∘(K∘V Dᵀ + B∘Y Dᵀ))_j + ε²∘<S,D>
 // What cancels in the sums of dw, pairs of tokens on one side of t, are sums of the same products
 // of the same rounded numbers, so that it does cancel.
-#include "cuda/dplr_gradient_sides.cuh"
+#include "cuda/dplr_centred_gradients.cuh"
 
 namespace ebb::gpu::low_rank {
 namespace {
-
-struct Sums {
-  float until[64 * kSumRow], before[64 * kSumRow];  // terms of tokens i >= t, of i > t
-};
-struct GradientShared : GradientTiles<Sums> {
-  union {
-    GroupTotals total;
-    float up[66 * kSumRow];  // row i + 1; row 0: before the first token, row 65: before the second
-                             // half's
-  };
-  CentredSums centred;
-  OwnScores own;
-  float kept[4][64], carry[8][64];  // sums over the rows of a warp, over an eighth of V
-  Span span;                        // here, so that it takes no registers
-};
-static_assert(2 * (sizeof(GradientShared) + 1024) <= 228 * 1024);  // two blocks per multiprocessor
-
-template <int PARTS>
-__device__ __forceinline__ void write_factors(const CentredRows<PARTS>& rows, float* s_up) {
-  float* to = s_up + (8 * rows.warp + 1) * kSumRow + rows.channel;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) *reinterpret_cast<float2*>(to + i * kSumRow) = rows.up(i);
-  if (rows.warp % 4 == 0)
-    *reinterpret_cast<float2*>(s_up + (rows.warp ? 65 * kSumRow : 0) + rows.channel) =
-        rows.up_before(0);
-}
 
 // Y, by the columns' group, and Z, by the rows'.
 template <int PARTS>

@@ -3,16 +3,10 @@
 // keep the transposed state in f32, 16 columns of V each, four store results; two rings of buffers
 // lie between them. Where sequences and heads are few, a sequence is cut (cuda/delta_scan.cuh): a
 // first pass finds what each segment makes of a zero state and of each unit vector.
-#include "cuda/delta_scan.cuh"
-#include "cuda/dplr_chunk.cuh"
-#include "cuda/mbarrier.cuh"
+#include "cuda/dplr_scan.cuh"
 
 namespace ebb::gpu::low_rank {
 namespace {
-
-constexpr int kWarpsOfRole = 4, kRoleThreads = 32 * kWarpsOfRole;
-constexpr int kThreads = 2 * kRoleThreads + 32;
-constexpr int kIns = 4, kOuts = 2;
 
 struct ForwardInput {
   ChunkStep step;
@@ -29,35 +23,10 @@ struct ReverseOutput {
   SwizzledTile state;
 };
 
-// Results of four warps for four others.
-struct Outputs {
-  Mbarrier full[kOuts], empty[kOuts];
-
-  __device__ __forceinline__ void init() {  // by one thread
-    for (int i = 0; i < kOuts; ++i) full[i].init(kRoleThreads), empty[i].init(kRoleThreads);
-  }
-};
-struct OutputPlace : RingPlace<kOuts> {
-  __device__ __forceinline__ void wait_empty(Outputs& s) const {
-    if (round) s.empty[at].wait(round & 1 ^ 1);
-  }
-  __device__ __forceinline__ void wait_full(Outputs& s) const { s.full[at].wait(round & 1); }
-  // By all lanes of a warp that has written, or read, its part.
-  __device__ __forceinline__ static void arrive(Mbarrier& s) {
-    __syncwarp();
-    s.arrive();
-  }
-};
-
-template <class Input, class Output>
-struct StepShared {
-  Input in[kIns];
-  Output out[kOuts];
-  Ring<kIns, kWarpsOfRole> ring;
-  Outputs outputs;
-};
-using ForwardShared = StepShared<ForwardInput, ForwardOutput>;
-using ReverseShared = StepShared<ReverseInput, ReverseOutput>;
+using ForwardShared = StepShared<ForwardInput, ForwardOutput, 4, 2>;
+using ReverseShared = StepShared<ReverseInput, ReverseOutput, 4, 2>;
+using InPlace = RingPlace<4>;
+using OutPlace = OutputPlace<2>;
 
 // All 64 rows of dO from a token on, as far as there are tokens; by one warp.
 __device__ __forceinline__ void fetch_step(const FastProblem& p, const CUtensorMap& d_o,
@@ -88,54 +57,19 @@ __device__ __forceinline__ void decay_state(float (&state)[8][4], const float* s
                                             const Lane& l) {
   scale_columns(state, s_decay, l);
 }
-// x += the warp's 16 rows of a tile, as accumulators hold them.
-__device__ __forceinline__ void add_rows(float (&x)[8][4], const SwizzledTile& s, int m0,
-                                         const Lane& l) {
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 y = pair_at(s, m0, n, half, l);
-      x[n][2 * half] += y.x, x[n][2 * half + 1] += y.y;
-    }
-}
-// x [16 columns of V, tokens] += the warp's columns of a tile [tokens,V].
-__device__ __forceinline__ void add_columns(float (&x)[8][4], const SwizzledTile& s, int warp,
-                                            const Lane& l) {
-  unsigned y[4][4];
-  load_values(y, s, warp, l);
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 z = pair_of(y[n / 2][2 * (n % 2) + half]);
-      x[n][2 * half] += z.x, x[n][2 * half + 1] += z.y;
-    }
-}
 __device__ __forceinline__ void add(float (&x)[8][4], const float (&y)[8][4]) {
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int e = 0; e < 4; ++e) x[n][e] += y[n][e];
 }
-// Values [16 columns of V, tokens] without what lies behind the sequence's end.
-__device__ __forceinline__ void cut_tokens(unsigned (&x)[4][4], int rows, const Lane& l) {
-#pragma unroll
-  for (int k = 0; k < 4; ++k)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int t = 16 * k + 8 * (e >> 1) + 2 * l.c;
-      x[k][e] = t + 1 < rows ? x[k][e] : t < rows ? x[k][e] & 0xffffu : 0u;
-    }
-}
-
 // By the warps that multiply. Per chunk: 1 M S and R S; S out meanwhile. 2 S = Diag(ε²) S + M S and
 // the terms; o out. At the end: 3 ht. ENDS: the state only, for chain_segments, from a zero state
 // with the terms, or from unit vectors without them.
 template <bool ENDS>
 __device__ __forceinline__ void scan(const FastProblem& p, const ScanItem& item,
-                                     const Segments& segments, ForwardShared& s,
-                                     RingPlace<kIns>& in, OutputPlace& to, float* ht) {
+                                     const Segments& segments, ForwardShared& s, InPlace& in,
+                                     OutPlace& to, float* ht) {
   const Lane l;
   const int warp = int(threadIdx.x) >> 5, m0 = 16 * warp;
   const bool unit = ENDS && item.v0 > 0;
@@ -172,7 +106,7 @@ __device__ __forceinline__ void scan(const FastProblem& p, const ScanItem& item,
     if (!ENDS) {
       values_as_left(sa, out);
       put_values(s.out[to.at].out, sa, warp);
-      OutputPlace::arrive(s.outputs.full[to.at]);
+      OutPlace::arrive(s.outputs.full[to.at]);
       to.next();
     }
   }
@@ -187,7 +121,7 @@ __device__ __forceinline__ void scan(const FastProblem& p, const ScanItem& item,
 template <bool ENDS>
 __device__ __forceinline__ void reverse_scan(const FastProblem& p, const ScanItem& item,
                                              const Segments& segments, ReverseShared& s,
-                                             RingPlace<kIns>& in, OutputPlace& to) {
+                                             InPlace& in, OutPlace& to) {
   const Lane l;
   const int warp = int(threadIdx.x) >> 5;
   const bool unit = ENDS && item.v0 > 0;
@@ -209,7 +143,7 @@ __device__ __forceinline__ void reverse_scan(const FastProblem& p, const ScanIte
     if (!ENDS) {
       to.wait_empty(s.outputs);
       put_state<1>(reinterpret_cast<SwizzledTile(&)[1]>(s.out[to.at].state), da, warp);
-      OutputPlace::arrive(s.outputs.full[to.at]);
+      OutPlace::arrive(s.outputs.full[to.at]);
       to.next();
     }
     decay_state(state[0], now.step.decay, l);  // 2
@@ -225,82 +159,13 @@ __device__ __forceinline__ void reverse_scan(const FastProblem& p, const ScanIte
     write_transposed<1>(p.dh0 + item.state_at(p), state, p.key_dim, p.value_dim, 16 * warp, l);
 }
 
-// By the warps that store.
-__device__ __forceinline__ void store_tile(SwizzledTile& g, const SwizzledTile& s) {
-  const int at = 8 * (int(threadIdx.x) & (kRoleThreads - 1));
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    store_word(reinterpret_cast<uint4*>(g.s + at + 8 * kRoleThreads * i),
-               *reinterpret_cast<const uint4*>(s.s + at + 8 * kRoleThreads * i));
-}
-__device__ __forceinline__ void store_values(bf16_t* g, int64_t stride, const SwizzledTile& s,
-                                             int rows, int cols) {
-  const int t = int(threadIdx.x) & (kRoleThreads - 1), r = t / 8, c = t % 8 * 8;
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (r + 16 * i < rows && c < cols)
-      store_word(reinterpret_cast<uint4*>(g + (r + 16 * i) * stride + c),
-                 *reinterpret_cast<const uint4*>(s.at(r + 16 * i, c)));
-}
-
-// The roles of a block: multiply(item, place of inputs, place of outputs), store(item, token,
-// chunk, rows, output), fetch(item, token, chunk, input, barrier).
-template <bool ENDS, bool REVERSE, class Shared, class Multiply, class Store, class Fetch>
-__device__ __forceinline__ void run_roles(const FastProblem& p, const Segments& segments, Shared& s,
-                                          Multiply&& multiply, Store&& store, Fetch&& fetch) {
-  if (threadIdx.x == 0) s.outputs.init(), s.ring.init();
-  __syncthreads();
-  const int role = int(threadIdx.x) / kRoleThreads;
-  const int64_t items = ScanItem::count(p, segments, ENDS);
-  const auto each = [&](auto&& f) {
-    for (int64_t at = blockIdx.x; at < items; at += gridDim.x) {
-      const ScanItem item(p, segments, ENDS, at);
-      // Nobody starts from the end of the last segment, in the order of the scan.
-      if (ENDS && item.segment == (REVERSE ? 0 : segments.count - 1)) continue;
-      f(item);
-    }
-  };
-  const auto each_step = [&](const ScanItem& item, auto&& f) {
-    for (int step = 0; step < int(item.steps); ++step) {
-      const int64_t chunk = chunk_of_step<REVERSE>(item, step);
-      f(step, item.walk.begin + chunk * kChunk, item.walk.first + chunk);
-    }
-  };
-  if (role == 0) {
-    RingPlace<kIns> in;
-    OutputPlace to;
-    each([&](const ScanItem& item) { multiply(item, in, to); });
-  } else if (role == 1) {
-    OutputPlace from;
-    if (ENDS) return;
-    each([&](const ScanItem& item) {
-      each_step(item, [&](int step, int64_t token, int64_t chunk) {
-        const int rows = step == (REVERSE ? 0 : int(item.steps) - 1) ? item.last_rows() : kChunk;
-        from.wait_full(s.outputs);
-        store(item, token, chunk, rows, s.out[from.at]);
-        OutputPlace::arrive(s.outputs.empty[from.at]);
-        from.next();
-      });
-    });
-  } else {
-    RingPlace<kIns> to;
-    each([&](const ScanItem& item) {
-      each_step(item, [&](int, int64_t token, int64_t chunk) {
-        to.wait_empty(s.ring);
-        fetch(item, token, chunk, s.in[to.at], s.ring.full[to.at]);
-        to.next();
-      });
-    });
-  }
-}
-
 template <bool ENDS>
 __global__ void __launch_bounds__(kThreads, 1)
     scan_kernel(FastProblem p, Segments segments, bf16_t* o, float* ht) {
   auto& s = swizzled_shared<ForwardShared>();
   run_roles<ENDS, false>(
       p, segments, s,
-      [&](const ScanItem& item, RingPlace<kIns>& in, OutputPlace& to) {
+      [&](const ScanItem& item, InPlace& in, OutPlace& to) {
         scan<ENDS>(p, item, segments, s, in, to, ht);
       },
       [&](const ScanItem& item, int64_t token, int64_t chunk, int rows, const ForwardOutput& from) {
@@ -321,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto& s = swizzled_shared<ReverseShared>();
   run_roles<ENDS, true>(
       p, segments, s,
-      [&](const ScanItem& item, RingPlace<kIns>& in, OutputPlace& to) {
+      [&](const ScanItem& item, InPlace& in, OutPlace& to) {
         reverse_scan<ENDS>(p, item, segments, s, in, to);
       },
       [&](const ScanItem& item, int64_t, int64_t chunk, int, const ReverseOutput& from) {
@@ -330,10 +195,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       [&](const ScanItem& item, int64_t token, int64_t chunk, ReverseInput& to, Mbarrier& arrived) {
         fetch_step(p, d_o, p.steps[p.tile_at(chunk, item.hv)], token, item.hv, to, arrived);
       });
-}
-
-dim3 scan_grid(const FastProblem& p, const Segments& segments, bool ends) {
-  return grid_of(ScanItem::count(p, segments, ends));
 }
 
 }  // namespace

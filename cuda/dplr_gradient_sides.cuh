@@ -28,13 +28,6 @@ struct GradientTiles {
     SwizzledTile inverse, dv;
   };
 };
-__device__ __forceinline__ void fetch_whole(SwizzledTile& s, const SwizzledTile& g) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int at = 8 * (int(threadIdx.x) + kFastThreads * i);
-    copy_async_or_zero(s.s + at, g.s + at, true);
-  }
-}
 template <class Shared>
 __device__ __forceinline__ void fetch_values(const FastProblem& p, Span span, int64_t chunk,
                                              int head, Shared& s) {
@@ -47,11 +40,10 @@ __device__ __forceinline__ void fetch_values(const FastProblem& p, Span span, in
   fetch_whole(s.inverse, p.inverse[tile]);
 }
 
-// <S,D> by channel: a thread's two of them, over an eighth of V.
+// <S,D> by channel: a thread's two of them, over an eighth of the columns of V.
 template <class Shared>
-__device__ __forceinline__ void write_carry(Shared& s) {
+__device__ __forceinline__ void add_carry(float2& sum, const Shared& s) {
   const int d = 2 * (int(threadIdx.x) & 31), part = int(threadIdx.x) >> 5;
-  float2 sum = {};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const auto pair = [&](const SwizzledTile& tile) {
@@ -60,7 +52,17 @@ __device__ __forceinline__ void write_carry(Shared& s) {
     const float2 x = times(pair(s.values.state), pair(s.values.dstate));
     sum.x += x.x, sum.y += x.y;
   }
+}
+template <class Shared>
+__device__ __forceinline__ void put_carry(float2 sum, Shared& s) {
+  const int d = 2 * (int(threadIdx.x) & 31), part = int(threadIdx.x) >> 5;
   *reinterpret_cast<float2*>(&s.carry[part][d]) = sum;
+}
+template <class Shared>
+__device__ __forceinline__ void write_carry(Shared& s) {
+  float2 sum = {};
+  add_carry(sum, s);
+  put_carry(sum, s);
 }
 
 // What a warp makes of its 16 rows, tokens i (by rows) or j (by columns).
@@ -123,6 +125,9 @@ struct Side {
   // PARTS = 4: what they refer to is where the sums over parts begin.
   __device__ __forceinline__ void finish_state(const float* s_decay, const Lane& l) {
     finish_products();
+    decay_state(s_decay, l);
+  }
+  __device__ __forceinline__ void decay_state(const float* s_decay, const Lane& l) {
     if (PARTS == 4) return;
     scale_columns(x, s_decay, l);
     scale_columns(y, s_decay, l);
@@ -302,11 +307,10 @@ struct Side {
   }
 };
 
-// dr, da, dk, db from where the keys were, and dV.
-template <class Shared>
-__device__ __forceinline__ void store_gradients(const FastProblem& p, const Shared& s, Span span,
-                                                int head) {
-  const TilePlace at(thread_again());
+// dr, da, dk, db from where the keys were.
+template <class P, class Shared>
+__device__ __forceinline__ void store_key_gradients(const P& p, const Shared& s, Span span,
+                                                    int head, const TilePlace& at) {
   const int64_t stride = p.key_stride(), key = p.key_at(span.first, head) + at.r * stride + at.c;
   const bool valid = at.r < span.rows && at.c < p.key_dim;
   const bool valid32 = at.r + 32 < span.rows && at.c < p.key_dim;
@@ -320,14 +324,20 @@ __device__ __forceinline__ void store_gradients(const FastProblem& p, const Shar
     if (valid32) put(g + key + 32 * stride, offset + 32 * 64);
   };
   store(p.dr, s.in.r), store(p.da, s.in.a), store(p.dk, s.in.k), store(p.db, s.in.b);
+}
+// And dV.
+template <class Shared>
+__device__ __forceinline__ void store_gradients(const FastProblem& p, const Shared& s, Span span,
+                                                int head) {
+  const TilePlace at(thread_again());
+  store_key_gradients(p, s, span, head, at);
   if (p.dv)
     at.store(p.dv + p.value_at(span.first, head), p.value_stride(), s.dv, span.rows, p.value_dim);
 }
 
 // Sums over the tokens after, a thread with 16 of one channel. s.carry and s.kept have their parts.
-template <int PARTS, class Shared>
-__device__ __forceinline__ void write_decay_gradients(const FastProblem& p, Shared& s, Span span,
-                                                      int head) {
+template <int PARTS, class P, class Shared>
+__device__ __forceinline__ void write_decay_gradients(const P& p, Shared& s, Span span, int head) {
   const int thread = thread_again(), d = thread & 63, part = thread >> 6, row = 16 * part;
   float all = s.centred.from_start[0][d] * s.centred.to_end[0][d], carry = 0;
   if constexpr (PARTS == 4) all *= s.centred.over[0][d];

@@ -5,8 +5,6 @@
 
 namespace ebb::gpu::low_rank {
 
-// Scores of rows that refer to borders, by each warp alone: x = those with earlier parts, and what
-// is given inside its own; zeros with later ones.
 struct PartScores {
   float x[2][4];
 };
@@ -14,14 +12,10 @@ __device__ __forceinline__ void right_rows(unsigned (&b)[4], const SwizzledTile&
                                            const Lane& l) {
   load_matrices(b, s.at(n0 + l.low + 8 * l.high, 16 * k + 8 * l.odd));
 }
-__device__ __forceinline__ void multiply_borders(float (&x)[8][4], const SwizzledTile& left,
-                                                 const SwizzledTile& right, const SteepSums& s,
-                                                 const PartScores& inside, int warp,
-                                                 const Lane& l) {
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) x[n][e] = n / 2 == warp ? inside.x[n % 2][e] : 0.f;
+// Scores of rows that refer to borders, by each warp alone: x += those with earlier parts.
+__device__ __forceinline__ void add_borders(float (&x)[8][4], const SwizzledTile& left,
+                                            const SwizzledTile& right, const SteepSums& s, int warp,
+                                            const Lane& l) {
 #pragma unroll
   for (int part = 0; part < 3; ++part) {
     if (part >= warp) continue;
@@ -43,6 +37,17 @@ __device__ __forceinline__ void multiply_borders(float (&x)[8][4], const Swizzle
       mma_bf16(x[2 * part + 1], a[k], b[2], b[3]);
     }
   }
+}
+// x = those, and what is given inside the warp's part; zeros with later ones.
+__device__ __forceinline__ void multiply_borders(float (&x)[8][4], const SwizzledTile& left,
+                                                 const SwizzledTile& right, const SteepSums& s,
+                                                 const PartScores& inside, int warp,
+                                                 const Lane& l) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) x[n][e] = n / 2 == warp ? inside.x[n % 2][e] : 0.f;
+  add_borders(x, left, right, s, warp, l);
 }
 // From leaves centred on their own: scores inside the warp's part; those above the diagonal may be
 // anything.

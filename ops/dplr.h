@@ -14,7 +14,7 @@
 // key axis first. Differentiable in all seven inputs; upstream gradients on o, ht or both.
 //
 // lower_bound declares that no w lies below it (0: none declared). On the GPU it selects how bf16
-// inputs with K, V <= 64 (multiples of 8) are computed by products of matrices: down to −2.1875,
+// inputs with K <= 128, V <= 256 (multiples of 8) are computed by products of matrices: to −2.1875,
 // with the decays of a chunk centred on its middle; down to −4.375, with each half of a chunk
 // centred on its own; below or without a bound, with those of each 16 tokens referring to their
 // borders, at somewhat more than twice the time. A w below what was declared is an Error on the CPU

@@ -137,17 +137,19 @@ TEST_P(Dplr, B12_SequencesBeyond16Bits) {
 }
 
 TEST_P(Dplr, InfiniteDecayClearsAChannel) {
-  Inputs in = rwkv_inputs(1, 90, 2, 16, 16);
-  for (const int64_t t : {0, 20, 21, 63, 64, 89})
-    in.w.select(1, t).select(2, 5).fill_(-std::numeric_limits<double>::infinity());
-  Inputs deep = in;  // as good as that, and finite
-  deep.w = in.w.clone();
-  for (int64_t i = 0; i < deep.w.numel(); ++i)
-    deep.w.data<double>()[i] = std::max(deep.w.data<double>()[i], -700.0);
-  for (const DType dtype : dtypes()) {
-    const std::vector<Tensor> got = run(in, dtype, device()), want = run(deep, dtype, device());
-    EXPECT_TRUE(all_values_finite(got));
-    expect_results_near(got, want, kNames, 2, 1e-6, 1e-6, name(dtype));
+  for (const int64_t width : {16, 80}) {
+    Inputs in = rwkv_inputs(1, 90, 2, width, width);
+    for (const int64_t t : {0, 20, 21, 63, 64, 89})
+      in.w.select(1, t).select(2, width - 11).fill_(-std::numeric_limits<double>::infinity());
+    Inputs deep = in;  // as good as that, and finite
+    deep.w = in.w.clone();
+    for (int64_t i = 0; i < deep.w.numel(); ++i)
+      deep.w.data<double>()[i] = std::max(deep.w.data<double>()[i], -700.0);
+    for (const DType dtype : dtypes()) {
+      const std::vector<Tensor> got = run(in, dtype, device()), want = run(deep, dtype, device());
+      EXPECT_TRUE(all_values_finite(got));
+      expect_results_near(got, want, kNames, 2, 1e-6, 1e-6, name(dtype));
+    }
   }
 }
 
@@ -174,7 +176,7 @@ TEST_P(Dplr, B31FirstTokenOfNearlyOrthogonalVectors) {
   for (const DType dtype : dtypes())
     for (const double bound : {-0.6066, -4.0, 0.0})
       for (const int64_t time : {1, 8, 70})
-        for (const int64_t width : {16, 64}) {
+        for (const int64_t width : {16, 64, 128}) {
           Inputs in = rwkv_inputs(1, time, 2, width, 32);
           in.h0.fill_(0);
           in.options.lower_bound = bound;
@@ -195,10 +197,11 @@ TEST_P(Dplr, B31FirstTokenOfNearlyOrthogonalVectors) {
 
 TEST_P(Dplr, AnyAlignment) {
   const DType dtype = dtypes()[1];
-  Inputs in = rwkv_inputs(1, 130, 1, 64, 64);
-  in.options.lower_bound = -0.6066;
-  const std::vector<Tensor> want = run(in, dtype, device());
-  for (const bool upstream : {false, true}) {
+  for (const auto& [width, upstream] :
+       {std::pair{64, false}, std::pair{64, true}, std::pair{128, false}, std::pair{128, true}}) {
+    Inputs in = rwkv_inputs(1, 130, 1, width, width);
+    in.options.lower_bound = -0.6066;
+    const std::vector<Tensor> want = run(in, dtype, device());
     Inputs moved = in;
     Tensor& t = upstream ? moved.d_o : moved.k;
     const Tensor view =
@@ -235,17 +238,18 @@ TEST_P(Dplr, ManyHeads) {
 
 TEST_P(Dplr, RecomputationAndRerunsChangeNoBit) {
   for (const DType dtype : dtypes())
-    for (const double bound : {0.0, -0.6066, -4.0}) {
-      Inputs in = rwkv_inputs(3, 200, 2, 64, 64, bound < -1 ? -4 : -0.6065);
-      in.options.lower_bound = bound;
-      const std::vector<Tensor> first = run(in, dtype, device());
-      for (const bool recompute : {false, true}) {
-        in.options.recompute = recompute;
-        const std::vector<Tensor> again = run(in, dtype, device());
-        for (size_t i = 0; i < first.size(); ++i)
-          EXPECT_TRUE(bitwise_equal(first[i], again[i])) << kNames[i] << recompute;
+    for (const int64_t width : {64, 128})
+      for (const double bound : {0.0, -0.6066, -4.0}) {
+        Inputs in = rwkv_inputs(3, 200, 2, width, width, bound < -1 ? -4 : -0.6065);
+        in.options.lower_bound = bound;
+        const std::vector<Tensor> first = run(in, dtype, device());
+        for (const bool recompute : {false, true}) {
+          in.options.recompute = recompute;
+          const std::vector<Tensor> again = run(in, dtype, device());
+          for (size_t i = 0; i < first.size(); ++i)
+            EXPECT_TRUE(bitwise_equal(first[i], again[i])) << kNames[i] << recompute << width;
+        }
       }
-    }
 }
 
 // Chunks only change rounding, and so does the declared bound.
@@ -284,18 +288,21 @@ TEST(DplrCpu, CostOfTheReferenceShape) {
 
 TEST(DplrCuda, DecaysOutOfRangeRaiseFlags) {
   if (cuda_device_count() == 0) GTEST_SKIP() << "no GPU: " << cuda_unavailable_reason();
-  for (const DType dtype : {DType::f32, DType::bf16}) {
-    Inputs in = rwkv_inputs(1, 70, 1, 64, 64);
-    in.options.lower_bound = -0.6065;
-    run(in, dtype, Device::cuda());
-    EXPECT_EQ(read_and_clear_device_flags(Device::cuda()), 0u);
-    in.w.data<double>()[67 * 64 + 51] = 0.25;
-    run(in, dtype, Device::cuda());
-    EXPECT_EQ(read_and_clear_device_flags(Device::cuda()), 1u << int(DeviceFlag::positive_decay));
-    in.w.data<double>()[67 * 64 + 51] = -0.7;
-    run(in, dtype, Device::cuda());
-    EXPECT_EQ(read_and_clear_device_flags(Device::cuda()), 1u << int(DeviceFlag::unbounded_decay));
-  }
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const int64_t width : {64, 128}) {
+      Inputs in = rwkv_inputs(1, 70, 1, width, 64);
+      in.options.lower_bound = -0.6065;
+      run(in, dtype, Device::cuda());
+      EXPECT_EQ(read_and_clear_device_flags(Device::cuda()), 0u);
+      double& w = in.w.data<double>()[67 * width + width - 13];
+      w = 0.25;
+      run(in, dtype, Device::cuda());
+      EXPECT_EQ(read_and_clear_device_flags(Device::cuda()), 1u << int(DeviceFlag::positive_decay));
+      w = -0.7;
+      run(in, dtype, Device::cuda());
+      EXPECT_EQ(read_and_clear_device_flags(Device::cuda()),
+                1u << int(DeviceFlag::unbounded_decay));
+    }
 }
 
 }  // namespace

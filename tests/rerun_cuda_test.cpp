@@ -219,6 +219,12 @@ std::vector<RerunCase> cases() {
   out.push_back(dplr_rerun("dplr_far_bound", rwkv, -4));
   out.push_back(dplr_rerun("dplr_unbounded", rwkv, 0));
   out.push_back(dplr_rerun("dplr_segments", lone, -0.6066));
+  const Size rwkv_wide{2, 333, 2, 2, 128, 128, {}};
+  out.push_back(dplr_rerun("dplr_wide", rwkv_wide, -0.6066));
+  out.push_back(dplr_rerun("dplr_wide_packed", {2, 333, 2, 2, 72, 200, cu}, -0.6066));
+  out.push_back(dplr_rerun("dplr_wide_far_bound", rwkv_wide, -4));
+  out.push_back(dplr_rerun("dplr_wide_unbounded", rwkv_wide, 0));
+  out.push_back(dplr_rerun("dplr_wide_segments", {1, 3000, 1, 1, 128, 64, {}}, -0.6066));
   for (const bool by_channel : {false, true}) {
     const std::string op = by_channel ? "gla_by_channel_" : "gla_";
     const Size one{2, 333, 3, 3, 64, 64, {}};

@@ -162,7 +162,7 @@ std::vector<OpRow> dplr_rows(Draw& draw) {
         s.name == "extreme")
       row.cases.push_back(dplr_case(draw, s, false));
   }
-  // In bf16 on the GPU by tensor cores, here and above where sizes are multiples of 8 up to 64.
+  // In bf16 on the GPU by tensor cores, here and above where sizes are multiples of 8.
   // With a bound:
   for (const DeltaCase& s :
        {DeltaCase{.name = "t1", .batch = 2, .key_dim = 64, .value_dim = 64},
@@ -196,6 +196,40 @@ std::vector<OpRow> dplr_rows(Draw& draw) {
                                  .value_dim = 64,
                                  .decay = Decay::extreme},
                                 true));
+  // In panels of 64 channels and columns, the last of them not whole:
+  const DeltaCase wide{
+      .name = "t150_k128_v128", .time = 150, .heads = 2, .key_dim = 128, .value_dim = 128};
+  for (const double bound : {-0.60653066, -4.0, 0.0}) {
+    row.cases.push_back(dplr_case(draw, wide, true, bound));
+    row.cases.back().name += bound < -1 ? "_wide" : "";
+  }
+  row.cases.push_back(dplr_case(draw, wide, false));
+  DeltaCase extreme = wide;
+  extreme.name += "_extreme", extreme.decay = Decay::extreme;
+  row.cases.push_back(dplr_case(draw, extreme, true));
+  const std::vector<int64_t> cu = {0, 0, 1, 66, 66, 130, 197, 200, 200};
+  for (const DeltaCase& s :
+       {DeltaCase{.name = "t1_k128_v128", .batch = 2, .key_dim = 128, .value_dim = 128},
+        DeltaCase{.name = "t70_k72_v80", .batch = 2, .time = 70, .key_dim = 72, .value_dim = 80},
+        DeltaCase{.name = "t65_k128_v32",
+        .time = 65,
+        .heads = 2,
+        .key_dim = 128,
+        .value_dim = 32,
+        .h0 = false},
+        DeltaCase{.name = "t130_k40_v256",
+        .time = 130,
+        .key_dim = 40,
+        .value_dim = 256,
+        .final_state = false},
+        DeltaCase{.name = "packed_k96_v200",
+        .time = 200,
+        .heads = 2,
+        .key_dim = 96,
+        .value_dim = 200,
+        .cu = cu}})
+    for (const double bound : {-0.60653066, 0.0})
+      row.cases.push_back(dplr_case(draw, s, true, bound));
   row.errors = dplr_errors();
   return {row};
 }

@@ -148,6 +148,10 @@ BenchCase dplr_case(DType t, DplrSize s, double lower_bound = -0.6066) {
       .cost = [=](Pass p) { return dplr_cost(p, s, t); }};
 }
 
+DplrSize wide_dplr() {
+  return {.batch = 2, .time = 8192, .heads = 16, .key_dim = 128, .value_dim = 128};
+}
+
 BenchCase dplr_step_case(DType t, DplrSize s) {
   const double unit = 1 / std::sqrt(double(s.key_dim));
   const Shape keys{s.batch, s.heads, s.key_dim};
@@ -311,6 +315,10 @@ std::vector<BenchRow> recurrence_bench_rows() {
        Where::cuda},
       {"dplr", "B2 T8192 H32 K64 V64",
        [](DType t) { return dplr_case(t, {.batch = 2, .time = 8192, .heads = 32}); }, Where::cuda},
+      {"dplr", "B2 T8192 H16 K128 V128", [](DType t) { return dplr_case(t, wide_dplr()); },
+       Where::cuda},
+      {"dplr", "B2 T8192 H16 K128 V128 no bound",
+       [](DType t) { return dplr_case(t, wide_dplr(), 0); }, Where::cuda},
       {"dplr_step", "B64 H8 K64 V64",
        [](DType t) { return dplr_step_case(t, {.batch = 64, .heads = 8}); }, Where::cuda},
       {"dplr", "B1 T1024 H8 K64 V64",

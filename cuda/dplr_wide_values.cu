@@ -1,0 +1,244 @@
+// dplr of wide heads on tensor cores, backward: Y, Z, dV and the score gradients of every chunk
+// (formulas in dplr_fast_gradients.cu; cuda/dplr_wide.cuh).
+#include "cuda/dplr_wide.cuh"
+
+namespace ebb::gpu::low_rank {
+namespace {
+
+constexpr Inner kLast = Inner::last, kFirst = Inner::first;
+
+template <int PANELS>
+struct ValuesShared {
+  SwizzledTile a[PANELS], b[PANELS], k[PANELS], inverse;
+  ChunkScores scores;
+  SwizzledTile v, d_o, y, z;                   // y, z: first what the inverse multiplies
+  SwizzledTile state[PANELS], dstate[PANELS];  // [V,K]
+  GroupTotals total[PANELS];
+};
+static_assert(sizeof(ValuesShared<2>) + 1024 <= 227 * 1024);
+
+// What 64 columns of V bring along, by all threads.
+template <int PANELS>
+__device__ __forceinline__ void fetch_columns(const WideProblem& p, Span span, int64_t at, int head,
+                                              int block, ValuesShared<PANELS>& s) {
+  fetch_block(p, p.v, span, head, block, s.v);
+  fetch_block(p, p.d_o, span, head, block, s.d_o);
+#pragma unroll
+  for (int i = 0; i < PANELS; ++i) {
+    fetch_whole(s.state[i], p.chunk_states[p.state_tile(at, block, i)]);
+    fetch_whole(s.dstate[i], p.dstates[p.state_tile(at, block, i)]);
+  }
+  commit_copies();
+}
+// At the beginning of later blocks, by the group.
+template <int GROUP, int PANELS>
+__device__ __forceinline__ void next_columns(const WideProblem& p, Span span, int64_t at, int head,
+                                             int block, ValuesShared<PANELS>& s) {
+  if (block == 0) return;
+  meet<GROUP>();
+  fetch_columns(p, span, at, head, block, s);
+  wait_copy_groups<0>();
+  publish_tiles();
+  meet<GROUP>();
+}
+
+// Y, by the columns' group, and Z, by the rows'.
+template <int PANELS>
+__device__ __forceinline__ void make_y(ValuesShared<PANELS>& s, int warp, const Lane& l) {
+  float x[8][4];
+  warpgroup_begin();
+  multiply_tiles<true, kLast, kFirst>(x, s.scores.ak, s.v, warp);
+#pragma unroll
+  for (int i = 0; i < PANELS; ++i) multiply_tiles<false, kLast, kLast>(x, s.a[i], s.state[i], warp);
+  finish(x);
+  put_rows(s.y, x, 16 * warp, l);
+  publish_tiles();
+  meet_group(1);
+  warpgroup_begin();
+  multiply_tiles<true, kLast, kFirst>(x, s.inverse, s.y, warp);
+  finish(x);
+  meet_group(1);
+  put_rows(s.y, x, 16 * warp, l);
+  publish_tiles();
+}
+template <int PANELS>
+__device__ __forceinline__ void make_z(ValuesShared<PANELS>& s, int warp, const Lane& l) {
+  float x[8][4];
+  warpgroup_begin();
+  multiply_tiles<true, kFirst, kFirst>(x, s.scores.rb, s.d_o, warp);
+#pragma unroll
+  for (int i = 0; i < PANELS; ++i)
+    multiply_tiles<false, kLast, kLast>(x, s.b[i], s.dstate[i], warp);
+  finish(x);
+  put_rows(s.z, x, 16 * warp, l);
+  publish_tiles();
+  meet_group(0);
+  warpgroup_begin();
+  multiply_tiles<true, kFirst, kFirst>(x, s.inverse, s.z, warp);
+  finish(x);
+  meet_group(0);
+  put_rows(s.z, x, 16 * warp, l);
+  publish_tiles();
+}
+// dV of the warp's 16 tokens, once nobody reads the state any more.
+template <int PANELS>
+__device__ __forceinline__ void value_gradient(const WideProblem& p, ValuesShared<PANELS>& s,
+                                               Span span, int head, int block, int warp,
+                                               const Lane& l) {
+  float x[8][4];
+  warpgroup_begin();
+  multiply_tiles<true, kFirst, kFirst>(x, s.scores.rk, s.d_o, warp);
+  multiply_tiles<false, kFirst, kFirst>(x, s.scores.ak, s.z, warp);
+#pragma unroll
+  for (int i = 0; i < PANELS; ++i)
+    multiply_tiles<false, kLast, kLast>(x, s.k[i], s.dstate[i], warp);
+  finish(x);
+  put_rows(s.state[0], x, 16 * warp, l);
+  __syncwarp();
+  const int lane = int(threadIdx.x) & 31, c = lane % 8 * 8;
+  bf16_t* g = p.dv + p.value_at(span.first, head) + 64 * block + c;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 16 * warp + lane / 8 + 4 * i;
+    if (row < span.rows && c < p.value_dim - 64 * block)
+      store_word(reinterpret_cast<uint4*>(g + row * p.value_stride()),
+                 *reinterpret_cast<const uint4*>(s.state[0].at(row, c)));
+  }
+}
+
+// x, y += {dO, Z}·valuesᵀ.
+template <int PANELS>
+__device__ __forceinline__ void add_score_gradients(float (&x)[8][4], float (&y)[8][4],
+                                                    const ValuesShared<PANELS>& s,
+                                                    const SwizzledTile& values, int warp) {
+  settle(x), settle(y);
+  warpgroup_begin();
+  multiply_tiles<false, kLast, kLast>(x, s.d_o, values, warp);
+  multiply_tiles<false, kLast, kLast>(y, s.z, values, warp);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle(x), settle(y);
+}
+// One of the four of a pair of tokens inside a part: out, and left out of x.
+__device__ __forceinline__ void take_inside(float (&x)[8][4], InsideGradients& g, int which,
+                                            int warp, const Lane& l) {
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (n / 2 != warp) continue;
+      g[warp][l.g + 8 * (e >> 1)][8 * (n % 2) + 2 * l.c + (e & 1)][which] = x[n][e];
+      x[n][e] = 0.f;
+    }
+}
+// The group's score gradients, by way of `scratch`. WHICH: 0 with V, 1 with Y.
+template <int WHICH>
+__device__ __forceinline__ void store_score_gradients(const WideProblem& p, float (&x)[8][4],
+                                                      float (&y)[8][4], SwizzledTile& scratch,
+                                                      int64_t at, int warp, const Lane& l) {
+  const int m0 = 16 * warp;
+  keep<Triangle::lower>(x, m0, l);
+  keep<Triangle::below>(y, m0, l);
+  if (p.inside_gradients) {
+    take_inside(x, p.inside_gradients[at], WHICH, warp, l);
+    take_inside(y, p.inside_gradients[at], 2 + WHICH, warp, l);
+  }
+  ScoreGradients& g = p.score_gradients[at];
+  store_by(scratch, WHICH == 0 ? g.pv : g.py, x, m0, l);
+  store_by(scratch, WHICH == 0 ? g.mv : g.my, y, m0, l);
+}
+
+// The ways of the two groups through the blocks of V.
+template <int PANELS>
+__device__ __forceinline__ void rows_way(const WideProblem& p, ValuesShared<PANELS>& s, Span span,
+                                         int64_t at, int head, int warp, const Lane& l) {
+  float pv[8][4] = {}, mv[8][4] = {};
+#pragma unroll 1
+  for (int block = 0; block < p.blocks; ++block) {
+    next_columns<0>(p, span, at, head, block, s);
+    make_z(s, warp, l);
+    copy_rows(p.chunk_values[at * p.blocks + block].z, s.z, 16 * warp);
+    meet<0>();
+    add_score_gradients(pv, mv, s, s.v, warp);
+  }
+  meet<0>();
+  store_score_gradients<0>(p, pv, mv, s.z, at, warp, l);
+}
+template <int PANELS>
+__device__ __forceinline__ void columns_way(const WideProblem& p, ValuesShared<PANELS>& s,
+                                            Span span, int64_t at, int head, int warp,
+                                            const Lane& l) {
+  float py[8][4] = {}, my[8][4] = {};
+#pragma unroll 1
+  for (int block = 0; block < p.blocks; ++block) {
+    next_columns<1>(p, span, at, head, block, s);
+    make_y(s, warp, l);
+    copy_rows(p.chunk_values[at * p.blocks + block].y, s.y, 16 * warp);
+    meet<1>();
+    add_score_gradients(py, my, s, s.y, warp);
+    if (p.dv) value_gradient(p, s, span, head, block, warp, l);
+  }
+  meet<1>();
+  store_score_gradients<1>(p, py, my, s.y, at, warp, l);
+}
+
+// Block (head, chunk − first) of two warpgroups, rows and columns of the score gradients. 1 rows
+// with their decays. Per 64 columns of V: 2 Y, Z. 3 score gradients; dV. At the end: 4 the score
+// gradients.
+template <int PANELS>
+__global__ void __launch_bounds__(kFastThreads, 1) values_kernel(WideProblem p, int64_t first) {
+  auto& s = swizzled_shared<ValuesShared<PANELS>>();
+  const Lane l;
+  const int head = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
+  const int64_t chunk = p.by_place(first + blockIdx.y);
+  const int64_t at = p.tile_at(chunk, head);
+  const Span span = span_of(p, chunk);
+  if (span.rows == 0) return;
+  {
+    const TilePlace place;
+    PlainDecays decays[PANELS];
+#pragma unroll
+    for (int i = 0; i < PANELS; ++i) {
+      const KeyPanel keys(p, i);
+      const int64_t key = keys.key_at(span.first, head);
+      place.fetch(s.a[i], keys.low_a + key, keys.stride, span.rows, keys.key_dim);
+      place.fetch(s.b[i], keys.low_b + key, keys.stride, span.rows, keys.key_dim);
+      place.fetch(s.k[i], keys.k + key, keys.stride, span.rows, keys.key_dim);
+    }
+    commit_copies();
+    fetch_whole(s.inverse, p.inverse[at]);
+    fetch_whole(s.scores.ak, p.scores[at].ak);
+    fetch_whole(s.scores.rb, p.scores[at].rb);
+    fetch_whole(s.scores.rk, p.scores[at].rk);
+    fetch_columns(p, span, at, head, 0, s);
+#pragma unroll
+    for (int i = 0; i < PANELS; ++i) decays[i].load(KeyPanel(p, i), span, head, s.total[i]);
+    wait_copy_groups<1>();
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < PANELS; ++i) {  // 1
+      decays[i].from_start(s.a[i], s.total[i]);
+      decays[i].to_end(s.total[i], s.b[i], s.k[i]);
+    }
+    wait_copy_groups<0>();
+    publish_tiles();
+    __syncthreads();
+  }
+  if (threadIdx.x < kFastThreads / 2)
+    rows_way(p, s, span, at, head, warp, l);
+  else
+    columns_way(p, s, span, at, head, warp, l);
+}
+
+}  // namespace
+
+void wide_values(const WideProblem& p, cudaStream_t stream) {
+  visit_panels(p, [&]<int PANELS>() {
+    each_grid(p, 1, [&](int64_t first, dim3 grid) {
+      launch_fast<ValuesShared<PANELS>>(values_kernel<PANELS>, kFastThreads, grid, stream, p,
+                                        first);
+    });
+  });
+}
+
+}  // namespace ebb::gpu::low_rank
