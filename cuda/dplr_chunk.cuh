@@ -71,6 +71,10 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 __device__ __forceinline__ unsigned pack_pair(float2 x) { return pack_bf16(x.x, x.y); }
+// What is left of x beside its rounded values.
+__device__ __forceinline__ unsigned pack_rest(float2 x, unsigned rounded) {
+  return pack_pair({x.x - low_half(rounded), x.y - high_half(rounded)});
+}
 
 // Asks for r, a, k and b of a chunk, as they are, where their centred rows will lie.
 template <class P>
@@ -140,11 +144,8 @@ struct CentredRows {
       half.x += t.x, half.y += t.y;
     }
     const float2 all = {first.x + second.x, first.y + second.y};
-    float2 c[2] = {{0.5f * all.x, 0.5f * all.y}, {0.5f * all.x, 0.5f * all.y}};
-    if (PARTS == 2) {
-      c[0] = {0.5f * first.x, 0.5f * first.y};
-      c[1] = {first.x + 0.5f * second.x, first.y + 0.5f * second.y};
-    }
+    float2 c[2] = {centre_of(all, all), centre_of(all, all)};
+    if (PARTS == 2) c[0] = centre_of(first, first), c[1] = centre_of(all, second);
     const float2 own = warp < 4 ? c[0] : c[1];
     before = {start.x - own.x, start.y - own.y};
     if (warp % 4 == 0) {
@@ -152,9 +153,14 @@ struct CentredRows {
       put(s.to_end[warp / 4], exp2_pair({all.x - own.x, all.y - own.y}));
     }
     if (warp == 1) {
-      put(s.between[0], exp2_pair({0.5f * first.x, 0.5f * first.y}));
-      put(s.between[1], exp2_pair({0.5f * second.x, 0.5f * second.y}));
+      put(s.between[0], exp2_pair({first.x - c[0].x, first.y - c[0].y}));
+      put(s.between[1], exp2_pair({c[1].x - first.x, c[1].y - first.y}));
     }
+  }
+  // About the middle of what ends at `end`, a power of two before that: k and b of the last token,
+  // which make most of the state where decays are strong, are rounded to themselves.
+  __device__ __forceinline__ static float2 centre_of(float2 end, float2 length) {
+    return {end.x - rintf(0.5f * length.x), end.y - rintf(0.5f * length.y)};
   }
   __device__ __forceinline__ void refer_to_borders(const GroupTotals& s_total, SteepSums& s) {
     const int first = warp & ~1;               // of the part's two warps
@@ -239,11 +245,12 @@ struct CentredRows {
     if (lane % 4 == 0) s_own[token] = more ? s_own[token] + p.scale * sum : p.scale * sum;
     __syncwarp();
   }
-  // Rows times their factors, in place.
+  // Rows times their factors, in place. low_r: also what r loses to rounding.
   template <class P>
-  __device__ __forceinline__ void centre(const P& p, CentredTiles& s) const {
+  __device__ __forceinline__ void centre(const P& p, CentredTiles& s,
+                                         SwizzledTile* low_r = nullptr) const {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) put_row(p, s, i, up(i), up_before(i), down(i));
+    for (int i = 0; i < 8; ++i) put_row(p, s, i, up(i), up_before(i), down(i), low_r);
   }
   // The same for leaves centred on their own.
   template <class P>
@@ -267,12 +274,15 @@ struct CentredRows {
   }
   template <class P>
   __device__ __forceinline__ void put_row(const P& p, CentredTiles& s, int i, float2 up,
-                                          float2 up_before, float2 down) const {
-    const auto put = [&](SwizzledTile& tile, int which, float2 f) {
+                                          float2 up_before, float2 down,
+                                          SwizzledTile* low_r = nullptr) const {
+    const auto put = [&](SwizzledTile& tile, int which, float2 f, SwizzledTile* low = nullptr) {
       unsigned* at = place(tile, i);
-      *at = pack_pair(times(pair_of(TWICE ? inputs[which][i] : *at), f));
+      const float2 x = times(pair_of(TWICE ? inputs[which][i] : *at), f);
+      *at = pack_pair(x);
+      if (low) *place(*low, i) = pack_rest(x, pack_pair(x));
     };
-    put(s.r, 0, {p.scale * up.x, p.scale * up.y});
+    put(s.r, 0, {p.scale * up.x, p.scale * up.y}, low_r);
     put(s.a, 1, up_before);
     put(s.k, 2, down);
     put(s.b, 3, down);
@@ -305,6 +315,20 @@ __device__ __forceinline__ void copy_rows(SwizzledTile& g, const SwizzledTile& s
   for (int i = 0; i < 4; ++i) {
     const int at = 64 * m0 + 8 * (lane + 32 * i);
     store_word(reinterpret_cast<uint4*>(g.s + at), *reinterpret_cast<const uint4*>(s.s + at));
+  }
+}
+// What is left of a warp's 16 rows beside their rounded values.
+__device__ __forceinline__ void put_rest(SwizzledTile& s, const float (&x)[8][4],
+                                         const unsigned (&rounded)[4][4], int m0, const Lane& l) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    unsigned a[4];
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float(&from)[4] = x[2 * k + e / 2];
+      a[e] = pack_rest({from[2 * (e % 2)], from[2 * (e % 2) + 1]}, rounded[k][e]);
+    }
+    store_matrices<false>(s.at(m0 + l.low + 8 * l.odd, 16 * k + 8 * l.high), a);
   }
 }
 // x by row: times f, [64] in shared memory.

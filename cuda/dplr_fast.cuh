@@ -43,13 +43,15 @@ struct ChunkStep {
   float decay[64];          // ε²
 };
 struct ChunkTerms {
-  SwizzledTile state, out;  // (K̄ᵀ V + B̄ᵀ U)ᵀ [V,K], A_rk V + A_rb U [tokens,V]
+  SwizzledTile state, out;  // (K̄ᵀ V + B̄ᵀ U)ᵀ [V,K] in half precision, A_rk V + A_rb U [tokens,V]
+  float units[64];          // of each row of `state`, a power of two
 };
 // PARTS = 4: what backward needs of the scores.
 struct ChunkScores {
   SwizzledTile ak, rb, rk;
 };
 inline constexpr int kStepBytes = 2 * int(sizeof(SwizzledTile)) + 64 * int(sizeof(float));
+inline constexpr int kTermsBytes = kStepBytes;  // of each, without what fills it up to whole tiles
 
 struct FastProblem : delta::Problem<bf16_t> {  // q, k, v, g: r, k, v, w
   const bf16_t *low_a = {}, *low_b = {};       // a, b [tokens,H,K]

@@ -71,9 +71,26 @@ __device__ __forceinline__ void make_z(GradientShared& s, const Place& at) {
   publish_tiles();
 }
 
+// The warp's 16 rows of dV to memory, from where what is left of dP_v comes next.
+__device__ __forceinline__ void store_value_rows(const FastProblem& p, const GradientShared& s,
+                                                 const Place& at) {
+  __syncwarp();
+  const Span span = s.span;
+  const int lane = thread_again() & 31, c = lane % 8 * 8;
+  bf16_t* g = p.dv + p.value_at(span.first, int(blockIdx.x)) + c;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int r = 16 * at.warp + 4 * i + lane / 8;
+    if (r < span.rows && c < p.value_dim)
+      store_word(reinterpret_cast<uint4*>(g + r * p.value_stride()),
+                 *reinterpret_cast<const uint4*>(s.dv.at(r, c)));
+  }
+  __syncwarp();
+}
 // dV of the warp's 16 tokens, from the transposed scores.
 template <int PARTS>
-__device__ __forceinline__ void value_gradient(GradientShared& s, const Place& at) {
+__device__ __forceinline__ void value_gradient(const FastProblem& p, GradientShared& s,
+                                               const Place& at) {
   const Lane& l = at.l;
   const int warp = at.warp, m0 = 16 * warp;
   float x[8][4];
@@ -98,29 +115,30 @@ __device__ __forceinline__ void value_gradient(GradientShared& s, const Place& a
   warpgroup_wait<0>();
   settle(x);
   put_rows(s.dv, x, m0, l);
+  store_value_rows(p, s, at);
 }
 
 // The ways of the two groups through steps 2 to 5.
 template <int PARTS>
-__device__ __forceinline__ void rows_way(GradientShared& s, float scale, bool values) {
+__device__ __forceinline__ void rows_way(const FastProblem& p, GradientShared& s) {
   make_z<PARTS>(s, Place());
   meet<0>();
-  if (values) value_gradient<PARTS>(s, Place());
-  Side<PARTS, GradientShared> side;
+  if (p.dv) value_gradient<PARTS>(p, s, Place());
+  Side<PARTS, GradientShared, true> side;
   side.rows(s, Place());
   meet<0>();
   side.put_scores(s.scores.pv, s.scores.mv, Place());
   meet<0>();
   side.add_to_rows(s, Place());
   meet<0>();
-  side.finish_rows(s, scale, Place());
+  side.finish_rows(s, p.scale, Place());
   meet<0>();
 }
 template <int PARTS>
 __device__ __forceinline__ void columns_way(GradientShared& s) {
   make_y<PARTS>(s, Place());
   meet<1>();
-  Side<PARTS, GradientShared> side;
+  Side<PARTS, GradientShared, true> side;
   side.columns(s, Place());
   meet<1>();
   side.put_scores(s.scores.py, s.scores.my, Place());
@@ -158,12 +176,12 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
   __syncthreads();
   write_carry(s);
   if (threadIdx.x < kFastThreads / 2)
-    rows_way<PARTS>(s, p.scale, p.dv != nullptr);
+    rows_way<PARTS>(p, s);
   else
     columns_way<PARTS>(s);
   __syncthreads();
   const Span span = s.span;
-  store_gradients(p, s, span, head);  // 6
+  store_key_gradients(p, s, span, head, TilePlace(thread_again()));  // 6
   write_decay_gradients<PARTS>(p, s, span, head);
 }
 

@@ -1,6 +1,7 @@
 // dplr in bf16 on tensor cores: what needs no state, chunk by chunk (cuda/dplr_fast.cuh).
 #include "cuda/delta_fast_inverse.cuh"
 #include "cuda/dplr_part_scores.cuh"
+#include "cuda/dplr_terms.cuh"
 
 namespace ebb::gpu::low_rank {
 namespace {
@@ -11,7 +12,10 @@ template <int PARTS>
 struct PrepareShared {
   CentredTiles in;    // W takes the place of A
   SwizzledTile v, x;  // V; A_ak V, then U
-  SwizzledTile rk;    // A_rk
+  union {
+    SwizzledTile low_r;  // what rounding took of R
+    SwizzledTile rk;     // A_rk
+  };
   union {
     GroupTotals total;
     float m[64 * kInverseRow];  // −A_ab, then the inverse
@@ -190,34 +194,46 @@ __device__ __forceinline__ void state_way(const FastProblem& p, PrepareShared<PA
   multiply_move<PARTS>(x, s, warp, l);
   values_as_left(move, x);
   multiply_added<PARTS>(x, s, warp, l);
-  meet_group(0);  // nobody else reads K and B
+  unsigned added[4][4];
+  round_terms(added, p.terms[at].units, x, m0, l);
+  meet_group(0);  // nobody else reads B
   put_rows(s.in.b, move, m0, l);
-  put_rows(s.in.k, x, m0, l);
   copy_rows(p.steps[at].move, s.in.b, m0);
-  copy_rows(p.terms[at].state, s.in.k, m0);
+  __syncwarp();
+  put_rows(s.in.b, added, m0, l);
+  copy_rows(p.terms[at].state, s.in.b, m0);
 }
 
-// The second: A_rb, A_ak V, A_rk; U; what reads the state and the rest of the outputs.
+// x += ε∘R, the warp's 16 rows, as it was before it was rounded.
 template <int PARTS>
-__device__ __forceinline__ void read_way(const FastProblem& p, PrepareShared<PARTS>& s, int64_t at,
-                                         const PartScores (&inside)[3], int warp, const Lane& l) {
+__device__ __forceinline__ void add_reads(float (&x)[8][4], const PrepareShared<PARTS>& s, int warp,
+                                          const Lane& l) {
   const int m0 = 16 * warp;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float2 f =
+        *reinterpret_cast<const float2*>(&s.sums.from_start[part_of<PARTS>(warp)][8 * n + 2 * l.c]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 r = pair_at(s.in.r, m0, n, half, l), low = pair_at(s.low_r, m0, n, half, l);
+      x[n][2 * half] += f.x * (r.x + low.x), x[n][2 * half + 1] += f.y * (r.y + low.y);
+    }
+  }
+}
+
+// The second: A_ak V, A_rb; U.
+template <int PARTS>
+__device__ __forceinline__ void values_way(const FastProblem& p, PrepareShared<PARTS>& s,
+                                           int64_t at, const PartScores (&inside)[3],
+                                           unsigned (&rb)[4][4], const Place& place) {
+  const Lane& l = place.l;
+  const int warp = place.warp, m0 = 16 * warp;
   float x[8][4];
-  unsigned rb[4][4];
   multiply_scores<PARTS>(x, s.in.a, s.in.k, s.sums, inside[0], warp, l);
   keep<Triangle::below>(x, m0, l);
   if constexpr (PARTS == 4) store_rows(p.scores[at].ak, x, m0, l);
   multiply_values(x, s.v);
   put_rows(s.x, x, m0, l);
-  multiply_scores<PARTS>(x, s.in.r, s.in.k, s.sums, inside[1], warp, l);
-  keep<Triangle::lower>(x, m0, l);
-  {
-    unsigned rk[4][4];
-    values_as_left(rk, x);
-    put_own(rk, s.own, warp, l);
-    put_rows(s.rk, rk, m0, l);
-  }
-  if constexpr (PARTS == 4) copy_rows(p.scores[at].rk, s.rk, m0);
   multiply_scores<PARTS>(x, s.in.r, s.in.b, s.sums, inside[2], warp, l);
   keep<Triangle::lower>(x, m0, l);
   if constexpr (PARTS == 4) store_rows(p.scores[at].rb, x, m0, l);
@@ -231,29 +247,39 @@ __device__ __forceinline__ void read_way(const FastProblem& p, PrepareShared<PAR
   put_rows(s.x, x, m0, l);
   publish_tiles();
   meet<1>();
+}
+// Then what reads the state; A_rk and the rest of the outputs.
+template <int PARTS>
+__device__ __forceinline__ void read_way(const FastProblem& p, PrepareShared<PARTS>& s, int64_t at,
+                                         const PartScores& inside, unsigned (&rb)[4][4],
+                                         const Place& place) {
+  const Lane& l = place.l;
+  const int warp = place.warp, m0 = 16 * warp;
+  float x[8][4];
   settle(rb);
   warpgroup_begin();
   multiply_columns<true>(x, rb, s.in.a);
   finish(x);
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float2 f =
-        *reinterpret_cast<const float2*>(&s.sums.from_start[part_of<PARTS>(warp)][8 * n + 2 * l.c]);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float2 r = times(pair_at(s.in.r, m0, n, half, l), f);
-      x[n][2 * half] += r.x, x[n][2 * half + 1] += r.y;
-    }
+  add_reads<PARTS>(x, s, warp, l);
+  put_rows(s.inverse, x, m0, l);  // which nobody reads any more
+  copy_rows(p.steps[at].read, s.inverse, m0);
+  multiply_scores<PARTS>(x, s.in.r, s.in.k, s.sums, inside, warp, l);
+  keep<Triangle::lower>(x, m0, l);
+  {
+    unsigned rk[4][4];
+    values_as_left(rk, x);
+    put_own(rk, s.own, warp, l);
+    put_rows(s.rk, rk, m0, l);
   }
-  __syncwarp();
-  put_rows(s.in.r, x, m0, l);
-  copy_rows(p.steps[at].read, s.in.r, m0);
+  if constexpr (PARTS == 4) copy_rows(p.scores[at].rk, s.rk, m0);
+  publish_tiles();
+  meet_group(1);
   settle(rb);
   warpgroup_begin();
   multiply_tiles<true, kLast, kFirst>(x, s.rk, s.v, warp);
   multiply_columns(x, rb, s.x);
   finish(x);
-  put_rows(s.inverse, x, m0, l);  // which nobody reads any more
+  put_rows(s.inverse, x, m0, l);
   copy_rows(p.terms[at].out, s.inverse, m0);
 }
 
@@ -289,7 +315,7 @@ __global__ void __launch_bounds__(kFastThreads, PARTS == 1 ? 3 : 2)
       if (!state) multiply_leaves(inside[2], s.in.r, s.in.b, s.sums, warp, l);
       __syncthreads();
     }
-    rows.centre(p, s.in);
+    rows.centre(p, s.in, &s.low_r);
   }
   if (threadIdx.x < 64) {
     const int t = int(threadIdx.x);
@@ -300,10 +326,13 @@ __global__ void __launch_bounds__(kFastThreads, PARTS == 1 ? 3 : 2)
   wait_copy_groups<0>();
   publish_tiles();
   __syncthreads();
-  if (state)  // 2
+  if (state) {  // 2
     state_way<PARTS>(p, s, at, inside[0], warp, l);
-  else
-    read_way<PARTS>(p, s, at, inside, warp, l);
+  } else {
+    unsigned rb[4][4];
+    values_way<PARTS>(p, s, at, inside, rb, Place());
+    read_way<PARTS>(p, s, at, inside[1], rb, Place());
+  }
 }
 
 }  // namespace

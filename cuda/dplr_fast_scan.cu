@@ -4,6 +4,7 @@
 // lie between them. Where sequences and heads are few, a sequence is cut (cuda/delta_scan.cuh): a
 // first pass finds what each segment makes of a zero state and of each unit vector.
 #include "cuda/dplr_scan.cuh"
+#include "cuda/dplr_terms.cuh"
 
 namespace ebb::gpu::low_rank {
 namespace {
@@ -92,7 +93,7 @@ __device__ __forceinline__ void scan(const FastProblem& p, const ScanItem& item,
       put_state<1>(reinterpret_cast<SwizzledTile(&)[1]>(s.out[to.at].state), sa, warp);
     }
     decay_state(state[0], now.step.decay, l);  // 2
-    if (!unit) add_rows(state[0], now.terms.state, m0, l);
+    if (!unit) add_terms(state[0], now.terms.state, now.terms.units, m0, l);
     warpgroup_wait<ENDS ? 0 : 1>();
     settle(moved);
     add(state[0], moved);
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       [&](const ScanItem& item, int64_t, int64_t chunk, ForwardInput& to, Mbarrier& arrived) {
         const int64_t at = p.tile_at(chunk, item.hv);
         const Run runs[] = {{&to.step, p.steps + at, kStepBytes},
-                            {&to.terms, p.terms + at, int(sizeof(ChunkTerms))}};
+                            {&to.terms, p.terms + at, kTermsBytes}};
         fetch_runs(runs, arrived);
       });
 }

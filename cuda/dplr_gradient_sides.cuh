@@ -26,6 +26,7 @@ struct GradientTiles {
   };
   union {
     SwizzledTile inverse, dv;
+    SwizzledTile low_pv;  // once dV is stored: what rounding took of dP_v
   };
 };
 template <class Shared>
@@ -66,7 +67,8 @@ __device__ __forceinline__ void write_carry(Shared& s) {
 }
 
 // What a warp makes of its 16 rows, tokens i (by rows) or j (by columns).
-template <int PARTS, class Shared>
+// LOW: with what rounding took of dP_v, of which dr and dk mostly consist.
+template <int PARTS, class Shared, bool LOW = false>
 struct Side {
   float x[8][4], y[8][4];              // x_r and x_a; x_k and x_b
   unsigned first[4][4], second[4][4];  // dP_v and dM_v; dP_y and dM_y
@@ -98,6 +100,8 @@ struct Side {
     keep<Triangle::lower>(x, 16 * warp, l);
     if constexpr (PARTS == 4) take_inside(s, which, warp, l);
     values_as_left(first, x);
+    if constexpr (LOW)
+      if (which == 0) put_rest(s.low_pv, x, first, 16 * warp, l);
     score(s.values.z, values, warp);
     keep<Triangle::below>(x, 16 * warp, l);
     if constexpr (PARTS == 4) take_inside(s, 2 + which, warp, l);
@@ -175,6 +179,7 @@ struct Side {
     settle(x), settle(y);
     warpgroup_begin();
     multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.scores.pv, s.in.k, warp);
+    if constexpr (LOW) multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.low_pv, s.in.k, warp);
     multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.scores.py, s.in.b, warp);
     multiply_tiles<false, kA, kB, FIRST, LAST>(y, s.scores.mv, s.in.k, warp);
     multiply_tiles<false, kA, kB, FIRST, LAST>(y, s.scores.my, s.in.b, warp);
@@ -186,6 +191,7 @@ struct Side {
     settle(x), settle(y);
     warpgroup_begin();
     multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.scores.pv, s.in.r, warp);
+    if constexpr (LOW) multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.low_pv, s.in.r, warp);
     multiply_tiles<false, kA, kB, FIRST, LAST>(x, s.scores.mv, s.in.a, warp);
     multiply_tiles<false, kA, kB, FIRST, LAST>(y, s.scores.py, s.in.r, warp);
     multiply_tiles<false, kA, kB, FIRST, LAST>(y, s.scores.my, s.in.a, warp);
