@@ -200,10 +200,10 @@ template Attention<__nv_bfloat16> make_attention<bf16>(const StateMemoryProblem&
 
 namespace ebb::gpu {
 
-void state_memory_attention_fwd(const StateMemoryProblem& given, const Tensor& o, const Tensor& r,
-                                const Tensor& lse) {
+Tensor state_memory_attention_fwd(const StateMemoryProblem& given, const Tensor& o, const Tensor& r,
+                                  const Tensor& lse) {
   using namespace state_memory;
-  if (r.numel() == 0) return;
+  if (r.numel() == 0) return {};
   if (fast_path(given)) return fast_fwd(given, o, r, lse);
   const StateMemoryProblem problem = with_narrow_memories(given);
   const Scales scales = make_scales(problem);
@@ -216,6 +216,7 @@ void state_memory_attention_fwd(const StateMemoryProblem& given, const Tensor& o
                               ptr<float>(r), ptr<float>(lse));
     });
   });
+  return {};
 }
 
 }  // namespace ebb::gpu

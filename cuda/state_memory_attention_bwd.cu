@@ -381,7 +381,7 @@ void state_memory_attention_bwd(const StateMemoryProblem& given, const Tensor& r
                                 const Tensor& d_o, const StateMemoryGradients& wanted) {
   using namespace state_memory;
   if (r.numel() == 0) return;
-  if (fast_path(given)) return fast_bwd(given, r, lse, d_o, wanted);
+  if (given.prepared || fast_path(given)) return fast_bwd(given, r, lse, d_o, wanted);
   const StateMemoryProblem problem = with_narrow_memories(given);
   StateMemoryGradients grads = wanted;
   const bool widen = wanted.dmemories && wanted.dmemories.dtype() != problem.q.dtype();

@@ -392,10 +392,11 @@ struct FastView {
   Tensor records, run_before, tile_before, before;
   FastProblem p = {};
 };
-// With the records of all memories, made by a kernel.
+// With the records of all memories: the problem's, or made by a kernel.
 FastView prepare(const StateMemoryProblem& problem);
-void fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& r,
-              const Tensor& lse);
+// Returns the records.
+Tensor fast_fwd(const StateMemoryProblem& problem, const Tensor& o, const Tensor& r,
+                const Tensor& lse);
 void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& lse,
               const Tensor& d_o, const StateMemoryGradients& grads);
 

@@ -7,10 +7,11 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 
-// R·dy of every row. A warp per token: eight lanes per head, eight columns each.
+// R·dy of every row, and dgate (null: not wanted), their sums over the heads that share a gate, in
+// order. A warp per token: eight lanes per head, eight columns each.
 __global__ void __launch_bounds__(kThreads)
     through_kernel(const float* r, const bf16_t* dy, int64_t tokens, int heads, int width,
-                   float* through) {
+                   float* through, int gate_heads, bf16_t* dgate) {
   const int lane = int(threadIdx.x) & 31, column = lane % 8 * 8;
   const int64_t warps = int64_t(gridDim.x) * kWarps;
   for (int64_t t = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5); t < tokens; t += warps) {
@@ -30,29 +31,45 @@ __global__ void __launch_bounds__(kThreads)
       for (int o = 1; o < 8; o *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, o);
       if (column == 0 && head < heads) through[t * heads + head] = sum;
     }
+    if (!dgate) continue;
+    __syncwarp();  // the warp reads what its lanes have written
+    const int group = heads / gate_heads;
+    for (int g = lane; g < gate_heads; g += 32) {
+      float sum = 0;
+#pragma unroll 4
+      for (int h = 0; h < group; ++h) sum += through[t * heads + g * group + h];
+      dgate[t * gate_heads + g] = from_float<bf16_t>(sum);
+    }
   }
 }
 
-// dgate: the sum over the heads that share it, in order.
-__global__ void __launch_bounds__(kThreads)
-    gate_kernel(const float* through, int64_t count, int group, bf16_t* dgate) {
-  for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < count;
-       i += int64_t(gridDim.x) * kThreads) {
-    float sum = 0;
-    for (int h = 0; h < group; ++h) sum += through[i * group + h];
-    dgate[i] = from_float<bf16_t>(sum);
-  }
-}
+// One gradient of sum_kernel: `rows` rows of parts, what they are added to, and the rows x̂ rms that
+// were normalised (null: none).
+struct PartSum {
+  TokenParts d;
+  int64_t rows = 0;
+  const bf16_t* x = {};
+  bf16_t* out = {};
+};
+struct PartSums {
+  PartSum of[3];  // of q, e, c
+};
 
-// A warp per row of `width` (at most 128): the sum d of its parts, in order; out = (d − x̂
-// mean(d∘x̂))/rms of the row x that was normalised, or d itself where x is null.
-__global__ void __launch_bounds__(kThreads)
-    sum_kernel(TokenParts d, int64_t rows, const bf16_t* x, float eps, bf16_t* out) {
+// A warp per row of a gradient, `width` (at most 128) wide: the sum d of its parts, in order; out =
+// (d − x̂ mean(d∘x̂))/rms of the row x that was normalised, or d itself where x is null.
+__global__ void __launch_bounds__(kThreads) sum_kernel(PartSums sums, int64_t rows, float eps) {
   const int lane = int(threadIdx.x) & 31, column = 4 * lane;
   const int64_t warps = int64_t(gridDim.x) * kWarps;
-  const bool there = column < d.width;
-  for (int64_t row = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5); row < rows; row += warps) {
+  for (int64_t i = int64_t(blockIdx.x) * kWarps + (threadIdx.x >> 5); i < rows; i += warps) {
+    int64_t row = i;
+    int which = 0;
+    while (row >= sums.of[which].rows) row -= sums.of[which++].rows;
+    const TokenParts& d = sums.of[which].d;
+    const bf16_t* x = sums.of[which].x;
+    bf16_t* out = sums.of[which].out;
+    const bool there = column < d.width;
     float sum[4] = {};
+#pragma unroll 4
     for (int part = 0; part < d.parts && there; ++part) {
       float y[4];
       load_pack<float, 4>(y, d.out + (row * d.parts + part) * d.width + column);
@@ -115,12 +132,7 @@ struct Gradient {
     space = Tensor::empty({rows, parts.parts, width}, DType::f32, out.device());
     parts.out = ptr<float>(space);
   }
-  void finish(const FastProblem& p, const bf16_t* x, const Tensor& out) const {
-    if (!out) return;
-    sum_kernel<<<blocks_for(rows, out), kThreads, 0, stream_of(out)>>>(parts, rows, x, p.eps,
-                                                                       ptr<bf16>(out));
-    check_launch();
-  }
+  PartSum sum(const bf16_t* x, const Tensor& out) const { return {parts, rows, x, ptr<bf16>(out)}; }
 };
 
 // Room for the factors of pairs, however many tokens, memories and heads there are: as many heads
@@ -177,9 +189,12 @@ void vectors_and_memories(const StateMemoryProblem& problem, FastProblem p, cons
     } while (p.strip_begin > 0 && p.strip_begin < p.tiles);
   }
   if (grads.dmemories && dmemories.raw() != grads.dmemories.raw()) grads.dmemories.copy_(dmemories);
-  dq.finish(p, p.normalize ? p.q : nullptr, grads.dq);
-  de.finish(p, p.normalize ? p.e : nullptr, grads.de);
-  dc.finish(p, nullptr, grads.dc);
+  const PartSums sums{{dq.sum(p.normalize ? p.q : nullptr, grads.dq),
+                       de.sum(p.normalize ? p.e : nullptr, grads.de), dc.sum(nullptr, grads.dc)}};
+  const int64_t rows = dq.rows + de.rows + dc.rows;
+  if (rows == 0) return;
+  sum_kernel<<<blocks_for(rows, d_o), kThreads, 0, stream_of(d_o)>>>(sums, rows, p.eps);
+  check_launch();
 }
 
 }  // namespace
@@ -194,14 +209,9 @@ void fast_bwd(const StateMemoryProblem& problem, const Tensor& r, const Tensor& 
   const Tensor through = Tensor::empty({tokens, p.heads}, DType::f32, r.device());
   const FastUpstream u{ptr<bf16>(d_o), ptr<float>(lse), ptr<float>(through)};
   through_kernel<<<blocks_for(tokens, r), kThreads, 0, stream_of(r)>>>(
-      ptr<float>(r), u.dy, tokens, p.heads, p.p, ptr<float>(through));
+      ptr<float>(r), u.dy, tokens, p.heads, p.p, ptr<float>(through), p.gate_heads,
+      ptr<bf16>(grads.dgate));
   check_launch();
-  if (grads.dgate) {
-    const int64_t count = tokens * p.gate_heads;
-    gate_kernel<<<blocks_for(ceil_div(count, 32), r), kThreads, 0, stream_of(r)>>>(
-        u.through, count, p.heads / p.gate_heads, ptr<bf16>(grads.dgate));
-    check_launch();
-  }
   if (grads.dq || grads.de || grads.dc || grads.dmemories)
     vectors_and_memories(problem, p, u, d_o, grads, tokens);
 }

@@ -10,18 +10,21 @@ namespace ebb::gpu::state_memory {
 // factor asks for it; what the row has summed falls with it.
 inline constexpr float kLargestFactor = 128.f, kFirstLift = 1.2089258196146292e24f;  // 2^80
 
-// The group that has q and e: dq and dê of a memory when its V·dy is there, then logits and weights
-// of the next, which the other group waits for.
+// The group that has q and e: dq and dê of a turn's memories when their V·dy are there, then logits
+// and weights of the next turn, which the other group waits for.
 template <int NT>
 struct KeySide {
   using Shared = TokenShared<NT>;
+  static constexpr int kAtOnce = Shared::kAtOnce;
   using Place = RingPlace<Shared::kStages>;
+  using Turn = TurnMemories<Shared::kStages, kAtOnce>;
+  using At = TurnPlace<kAtOnce>;
   float dq[NT][8][4], de[8][4];  // the first times its rows' lifts
-  float keys[8][4];              // K'
+  float keys[kAtOnce][8][4];     // K'
   unsigned e[4][4];              // f16 rows
-  float lift[2], weight[2];
+  float lift[2], weight[kAtOnce][2];
   float lse[2], through[2], gate[2];  // of the head after the next
-  unsigned turn = 0;                  // of memories
+  unsigned turn = 0;
 
   __device__ __forceinline__ void begin() {
 #pragma unroll
@@ -83,37 +86,52 @@ struct KeySide {
     barrier_wait<kGroup>(kKeys);
   }
 
-  // K' of a memory, under way when this returns.
-  __device__ __forceinline__ void begin_keys(float (&x)[8][4], const MemoryRecord<NT>& m,
-                                             const Shared& s) const {
+  // K' of a turn, under way when this returns.
+  __device__ __forceinline__ void begin_keys(const Turn& its, const Shared& s) {
     const int warp = int(threadIdx.x) >> 5 & 3;
-    warpgroup_begin();
-    multiply_half_tiles<true, Inner::last, Inner::first>(x, s.q[0], m.tile[0], warp);
 #pragma unroll
-    for (int t = 1; t < NT; ++t)
-      multiply_half_tiles<false, Inner::last, Inner::first>(x, s.q[t], m.tile[t], warp);
+    for (int j = 0; j < kAtOnce; ++j) settle(keys[j]);
+    warpgroup_begin();
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const MemoryRecord<NT>& m = s.memory[its.of[j].at];
+      multiply_half_tiles<true, Inner::last, Inner::first>(keys[j], s.q[0], m.tile[0], warp);
+#pragma unroll
+      for (int t = 1; t < NT; ++t)
+        multiply_half_tiles<false, Inner::last, Inner::first>(keys[j], s.q[t], m.tile[t], warp);
+    }
     warpgroup_commit();
   }
-  // w gate of a memory whose K' is there, for the other group too.
-  __device__ __forceinline__ void make_weights(const float (&x)[8][4], const TokenWork& w,
-                                               const UnitPlace& at, float key_unit, unsigned its,
-                                               Shared& s, const Lane& l) {
+  // w gate of a turn, number `number`, whose K' are there, for the other group too.
+  __device__ __forceinline__ void make_weights(const TokenWork& w, const At& at, const Turn& its,
+                                               unsigned number, Shared& s, const Lane& l) {
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) settle(keys[j]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum[2] = {0.f, 0.f};
+      float sum[kAtOnce][2] = {};
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
         const float2 y = unpack_half(e[n / 2][2 * (n & 1) + r]);
-        sum[0] += x[n][2 * r] * y.x, sum[1] += x[n][2 * r + 1] * y.y;
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+          const float(&x)[4] = keys[j][n];
+          sum[j][0] += x[2 * r] * y.x, sum[j][1] += x[2 * r + 1] * y.y;
+        }
       }
-      const float dot = quad_sum(sum[0] + sum[1]);
       const float4 own = s.numbers[at.head & 1][w.row + 8 * r];
       const float unit = s.units[w.row + 8 * r].x;
-      weight[r] =
-          at.index < w.visible[r] ? own.z * exp2_approximately(dot * key_unit * unit - own.x) : 0.f;
-      if (l.c == 0) s.weights[its & 1][w.row + 8 * r] = weight[r];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const float dot = quad_sum(sum[j][0] + sum[j][1]);
+        const float key_unit = s.memory[its.of[j].at].key_unit;
+        weight[j][r] = at.index + j < w.visible[r]
+                           ? own.z * exp2_approximately(dot * key_unit * unit - own.x)
+                           : 0.f;
+        if (l.c == 0) s.weights[number & 1][j][w.row + 8 * r] = weight[j][r];
+      }
     }
-    barrier_arrive<kBothGroups>(kWeightsReady + int(its & 1));
+    barrier_arrive<kBothGroups>(kWeightsReady + int(number & 1));
   }
   // A row's factor, and its lift where that is too large for it.
   __device__ __forceinline__ void lower(float factor, int r) {
@@ -126,75 +144,96 @@ struct KeySide {
       for (int n = 0; n < 8; ++n) dq[t][n][2 * r] *= ratio, dq[t][n][2 * r + 1] *= ratio;
   }
 
-  // One memory, whose K' and weights are there: 1 dℓ, from the other group's V·dy, and dê += dℓ K';
-  // 2 K' of the next memory (MORE) begins in its place; 3 dq += (dℓ e) Δ̂ᵀ, beside it the weights
-  // of the next memory.
-  template <bool MORE>
-  __device__ __forceinline__ void take_in(const FastProblem& p, const TokenWork& w,
-                                          const UnitPlace& at, const UnitPlace& next, Place& place,
-                                          float* pair, Shared& s, const Lane& l) {
-    const MemoryRecord<NT>& now = s.memory[place.at];
-    const float key_unit = now.key_unit;
-    float factor[2], store = 0.f;
-    bool above = false;
-    Place ahead = place;
-    ahead.next();
-    barrier_wait<kBothGroups>(kValuesReady + int(turn & 1));  // 1
+  // dℓ of the j-th memory of a turn, from the other group's V·dy, and dê += dℓ K'. factor: of e in
+  // what dq is to sum; what the gradients of the memories need of the pair is stored.
+  __device__ __forceinline__ void take_values(const FastProblem& p, const TokenWork& w,
+                                              const At& at, const Turn& its, int j,
+                                              float (&factor)[2], float* pair, const Shared& s,
+                                              const Lane& l) {
+    const float key_unit = s.memory[its.of[j].at].key_unit;
+    float store = 0.f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float4 unit = s.units[w.row + 8 * r];
       const float through_row = s.numbers[at.head & 1][w.row + 8 * r].y;
-      const float v = s.values[turn & 1][w.row + 8 * r];
-      const bool sees = at.index < w.visible[r];
+      const float v = s.values[turn & 1][j][w.row + 8 * r];
+      const bool sees = at.index + j < w.visible[r];
       // A token that sees one memory gives it weight 1 whatever.
-      const float change = sees && w.visible[r] > 1 ? weight[r] * (v - through_row) : 0.f;
-      if (l.c == r) store = weight[r];
+      const float change = sees && w.visible[r] > 1 ? weight[j][r] * (v - through_row) : 0.f;
+      if (l.c == r) store = weight[j][r];
       if (l.c == 2 + r) store = change * unit.w;
       const float dlogit = p.scale * key_unit * change;
       if (sees) {  // else K' may be anything
         const float f = dlogit * unit.y;
 #pragma unroll
         for (int n = 0; n < 8; ++n)
-          de[n][2 * r] += f * keys[n][2 * r], de[n][2 * r + 1] += f * keys[n][2 * r + 1];
+          de[n][2 * r] += f * keys[j][n][2 * r], de[n][2 * r + 1] += f * keys[j][n][2 * r + 1];
       }
       factor[r] = dlogit * unit.z;
-      above = above || !(fabsf(factor[r]) * lift[r] <= kLargestFactor);
     }
-    if (pair) *pair = store;
-    if (__any_sync(0xffffffffu, above)) {
+    if (pair && j < its.count) pair[64 * j] = store;
+  }
+  // dq += (dℓ e) Δ̂ᵀ of a turn, under way when this returns.
+  __device__ __forceinline__ void begin_dq(const float (&factor)[kAtOnce][2], const Turn& its,
+                                           unsigned (&left)[kAtOnce][4][4], const Shared& s) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) lower(factor[r], r);
+    for (int j = 0; j < kAtOnce; ++j) {
+      unsigned f[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) f[r] = pack_half(factor[j][r] * lift[r], factor[j][r] * lift[r]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) left[j][k][i] = multiply_halves(e[k][i], f[i & 1]);
+      settle_left(left[j]);
     }
-    if constexpr (MORE) {  // 2
-      ahead.wait_full(s.ring);
-      settle(keys);
-      begin_keys(keys, s.memory[ahead.at], s);
-    }
-    unsigned left[4][4], f[2];  // 3
-#pragma unroll
-    for (int r = 0; r < 2; ++r) f[r] = pack_half(factor[r] * lift[r], factor[r] * lift[r]);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) left[k][i] = multiply_halves(e[k][i], f[i & 1]);
-    settle_left(left);
 #pragma unroll
     for (int t = 0; t < NT; ++t) settle(dq[t]);
     warpgroup_begin();
 #pragma unroll
-    for (int t = 0; t < NT; ++t) multiply_half_rows(dq[t], left, now.tile[t]);
+    for (int j = 0; j < kAtOnce; ++j)
+#pragma unroll
+      for (int t = 0; t < NT; ++t)
+        multiply_half_rows(dq[t], left[j], s.memory[its.of[j].at].tile[t]);
     warpgroup_commit();
+  }
+  // One turn, whose K' and weights are there: 1 dℓ and dê; 2 K' of the next turn (MORE) begin in
+  // their place; 3 dq, beside it the weights of the next turn.
+  template <bool MORE>
+  __device__ __forceinline__ void take_in(const FastProblem& p, const TokenWork& w, const At& at,
+                                          const At& next, const Turn& its, const Turn& after,
+                                          float* pair, Shared& s, const Lane& l) {
+    float factor[kAtOnce][2];
+    bool above = false;
+    barrier_wait<kBothGroups>(kValuesReady + int(turn & 1));  // 1
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      take_values(p, w, at, its, j, factor[j], pair, s, l);
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        above = above || !(fabsf(factor[j][r]) * lift[r] <= kLargestFactor);
+    }
+    if (__any_sync(0xffffffffu, above)) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) lower(factor[j][r], r);
+    }
+    if constexpr (MORE) {  // 2
+      after.wait_full(s.ring);
+      begin_keys(after, s);
+    }
+    unsigned left[kAtOnce][4][4];
+    begin_dq(factor, its, left, s);  // 3
     if constexpr (MORE) {
       warpgroup_wait<1>();
-      settle(keys);
-      make_weights(keys, w, next, s.memory[ahead.at].key_unit, turn + 1, s, l);
+      make_weights(w, next, after, turn + 1, s, l);
     }
     warpgroup_wait<0>();
 #pragma unroll
     for (int t = 0; t < NT; ++t) settle(dq[t]);
-    place.release(s.ring);
+    its.release(s.ring);
     ++turn;
-    place = ahead;
   }
 
   // All memories of the work's heads.
@@ -207,29 +246,32 @@ struct KeySide {
       put_numbers(w, head, s, l);
     }
     load_numbers(p, u, w, w.begin + 2, l);
-    UnitPlace at{w.begin}, next{w.begin};
+    At at{w.begin}, next{w.begin};
+    Turn its, after;
     float* pair = nullptr;
     const auto enter = [&] {
       if (pairs.factors)
         pair = pairs.of(p, w.tile, at.head) + (l.c < 2 ? 0 : pairs.half) + w.row + 8 * (l.c & 1);
     };
     enter();
-    place.wait_full(s.ring);
-    begin_keys(keys, s.memory[place.at], s);
+    its.take(place, w, 0);
+    its.wait_full(s.ring);
+    begin_keys(its, s);
     warpgroup_wait<0>();
-    settle(keys);
-    make_weights(keys, w, at, s.memory[place.at].key_unit, turn, s, l);
+    make_weights(w, at, its, turn, s, l);
     next.next(w);
     const auto step = [&]<bool MORE>() {
-      take_in<MORE>(p, w, at, next, place, pair, s, l);
+      if constexpr (MORE) after.take(place, w, next.index);
+      take_in<MORE>(p, w, at, next, its, after, pair, s, l);
+      its = after;
       next.next(w);
-      if (pair) pair += 64;
+      if (pair) pair += 64 * kAtOnce;
       if (!at.next(w) || at.head >= w.end) return;
       enter();
       put_numbers(w, at.head + 1, s, l);
       load_numbers(p, u, w, at.head + 2, l);
     };
-    int left_over = w.units();
+    int left_over = At::turns(w);
     for (; left_over > 1; --left_over) step.template operator()<true>();
     step.template operator()<false>();
   }

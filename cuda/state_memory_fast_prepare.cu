@@ -108,7 +108,7 @@ bool fast_path(const StateMemoryProblem& p) {
 FastView prepare(const StateMemoryProblem& problem) {
   FastView v;
   const Device device = problem.q.device();
-  const int64_t memories = problem.memories.size(0), batch = problem.batch(), time = problem.time();
+  const int64_t memories = problem.memory_count(), batch = problem.batch(), time = problem.time();
   FastProblem& p = v.p;
   p.q = ptr<bf16>(problem.q), p.e = ptr<bf16>(problem.e), p.c = ptr<bf16>(problem.c);
   p.gate = ptr<bf16>(problem.gate);
@@ -134,9 +134,12 @@ FastView prepare(const StateMemoryProblem& problem) {
   p.tiles = problem.layout.chunk_count(batch, time, kTileTokens);
   p.cursor = sequence_cursor(packed ? problem.layout.device_offsets() : Tensor(), batch, time);
   const int64_t items = memories * p.heads;
-  if (items == 0) return v;
+  v.records = problem.prepared;
+  if (v.records) p.records = static_cast<unsigned char*>(v.records.raw());
+  if (v.records || items == 0) return v;
   visit_tiles(p.n, [&]<int NT>() {
-    v.records = Tensor::empty({items, int64_t(sizeof(MemoryRecord<NT>))}, DType::u8, device);
+    v.records =
+        Tensor::empty({memories, p.heads, int64_t(sizeof(MemoryRecord<NT>))}, DType::u8, device);
     p.records = static_cast<unsigned char*>(v.records.raw());
     visit_compute(problem.memories.dtype(), [&]<class Host>() {
       const bool wide = p.p % 8 == 0 && aligned(problem.memories, 16);

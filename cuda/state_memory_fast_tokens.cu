@@ -10,11 +10,15 @@ namespace {
 template <int NT>
 struct ValueSide {
   using Shared = TokenShared<NT>;
+  static constexpr int kAtOnce = Shared::kAtOnce, kSlabs = kAtOnce * NT;
+  static_assert(kSlabs == 2);
   using Place = RingPlace<Shared::kStages>;
+  using Turn = TurnMemories<Shared::kStages, kAtOnce>;
   float dc[NT][8][4];
-  float u[NT][8][4];                  // dy Δ̂ᵀ, then over the units of dy and the memory, U
-  unsigned dy[4][4], dy_after[4][4];  // f16; bf16 of the next head
-  float dy_unit[2], unit[2];          // of dy; of U
+  // dy Δ̂ᵀ, then over the units of dy and the memory, U: of 64 columns of N, memory by memory.
+  float u[kSlabs][8][4];
+  unsigned dy[4][4], dy_after[4][4];   // f16; bf16 of the next head
+  float dy_unit[2], unit[kAtOnce][2];  // of dy; of U
   unsigned turn = 0;
 
   __device__ __forceinline__ void begin() {
@@ -39,80 +43,83 @@ struct ValueSide {
     to_half_rows(dy, dy_unit, 7);
     settle_left(dy);
   }
-  __device__ __forceinline__ void begin_slab(int t, const MemoryRecord<NT>& m) {
-    settle(u[t]);
+  __device__ __forceinline__ void begin_slab(int k, const Turn& its, const Shared& s) {
+    settle(u[k]);
     warpgroup_begin();
-    multiply_half_rows<true>(u[t], dy, m.tile[t]);
+    multiply_half_rows<true>(u[k], dy, s.memory[its.of[k / NT].at].tile[k % NT]);
     warpgroup_commit();
   }
-  // u of 64 columns of N, which is there, times 1/ρ; its dots with c.
-  __device__ __forceinline__ void take_dots(int t, const MemoryRecord<NT>& m, float (&sum)[2][2],
+  // The k-th u, which is there, times 1/ρ; its dots with c.
+  __device__ __forceinline__ void take_dots(int k, const MemoryRecord<NT>& m, float (&sum)[2][2],
                                             const Shared& s, const Lane& l) {
+    const int t = k % NT;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const uint4 y =
           *reinterpret_cast<const uint4*>(m.inverse_rho + m.rho_pair(8 * t + 4 * i, l.c));
       const unsigned pairs[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const uint4 z = s.c[4 * t + 2 * i + k][threadIdx.x % kGroup];
+      for (int b = 0; b < 2; ++b) {
+        const uint4 z = s.c[4 * t + 2 * i + b][threadIdx.x % kGroup];
         const unsigned c[2][2] = {{z.x, z.y}, {z.z, z.w}};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int n = 4 * i + 2 * k + h;
-          const float2 rho = unpack_half(pairs[2 * k + h]);
+          const int n = 4 * i + 2 * b + h;
+          const float2 rho = unpack_half(pairs[2 * b + h]);
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            u[t][n][2 * r] *= rho.x, u[t][n][2 * r + 1] *= rho.y;
-            sum[r][0] += u[t][n][2 * r] * delta::low_half(c[h][r]);
-            sum[r][1] += u[t][n][2 * r + 1] * delta::high_half(c[h][r]);
+            u[k][n][2 * r] *= rho.x, u[k][n][2 * r + 1] *= rho.y;
+            sum[r][0] += u[k][n][2 * r] * delta::low_half(c[h][r]);
+            sum[r][1] += u[k][n][2 * r + 1] * delta::high_half(c[h][r]);
           }
         }
       }
     }
   }
 
-  // U and V·dy of a memory whose u is under way; its place in the ring is done with.
-  __device__ __forceinline__ void make_values(const TokenWork& w, Place& place, Shared& s,
+  // U and V·dy of a turn whose u are under way; its places in the ring are done with.
+  __device__ __forceinline__ void make_values(const TokenWork& w, const Turn& its, Shared& s,
                                               const Lane& l) {
-    const MemoryRecord<NT>& now = s.memory[place.at];
-    float sum[2][2] = {};
-    if constexpr (NT == 2) {
-      warpgroup_wait<1>();
-      settle(u[0]);
-      take_dots(0, now, sum, s, l);
-    }
+    float sum[kAtOnce][2][2] = {};
+    warpgroup_wait<1>();
+    settle(u[0]);
+    take_dots(0, s.memory[its.of[0].at], sum[0], s, l);
     warpgroup_wait<0>();
-    settle(u[NT - 1]);
-    take_dots(NT - 1, now, sum, s, l);
+    settle(u[1]);
+    take_dots(1, s.memory[its.of[1 / NT].at], sum[1 / NT], s, l);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      unit[r] = now.value_unit * dy_unit[r];
-      const float value = quad_sum(sum[r][0] + sum[r][1]) * unit[r];
-      if (l.c == 0) s.values[turn & 1][w.row + 8 * r] = value;
-    }
+    for (int j = 0; j < kAtOnce; ++j)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        unit[j][r] = s.memory[its.of[j].at].value_unit * dy_unit[r];
+        const float value = quad_sum(sum[j][r][0] + sum[j][r][1]) * unit[j][r];
+        if (l.c == 0) s.values[turn & 1][j][w.row + 8 * r] = value;
+      }
     barrier_arrive<kBothGroups>(kValuesReady + int(turn & 1));
-    place.release(s.ring);
-    place.next();
+    its.release(s.ring);
   }
-  // dc += w gate U, with the weights of the other group; u of the next memory begins (MORE).
+  // dc += w gate U of a turn from the index-th memory on, with the weights of the other group; u of
+  // the next turn begin (MORE).
   template <bool MORE>
-  __device__ __forceinline__ void add_values(const TokenWork& w, int index, const Place& place,
+  __device__ __forceinline__ void add_values(const TokenWork& w, int index, const Turn& after,
                                              Shared& s) {
     barrier_wait<kBothGroups>(kWeightsReady + int(turn & 1));
-    float factor[2];
+    float factor[kAtOnce][2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) factor[r] = s.weights[turn & 1][w.row + 8 * r] * unit[r];
+    for (int j = 0; j < kAtOnce; ++j)
 #pragma unroll
-    for (int t = 0; t < NT; ++t) {
+      for (int r = 0; r < 2; ++r) factor[j][r] = s.weights[turn & 1][j][w.row + 8 * r] * unit[j][r];
+#pragma unroll
+    for (int k = 0; k < kSlabs; ++k) {
+      const int j = k / NT, t = k % NT;
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        if (index < w.visible[r])  // else U may be anything
+        if (index + j < w.visible[r])  // else U may be anything
 #pragma unroll
           for (int n = 0; n < 8; ++n)
 #pragma unroll
-            for (int i = 2 * r; i < 2 * r + 2; ++i) dc[t][n][i] += factor[r] * u[t][n][i];
-      if constexpr (MORE) begin_slab(t, s.memory[place.at]);
+            for (int i = 2 * r; i < 2 * r + 2; ++i) dc[t][n][i] += factor[j][r] * u[k][n][i];
+      if constexpr (MORE) begin_slab(k, after, s);
     }
     ++turn;
   }
@@ -129,22 +136,25 @@ struct ValueSide {
     ask_for(p, up, w, w.begin, l);
     turn_to_next_head();
     ask_for(p, up, w, w.begin + 1, l);
-    UnitPlace at{w.begin};
-    place.wait_full(s.ring);
+    TurnPlace<kAtOnce> at{w.begin};
+    Turn its;
+    its.take(place, w, at.index);
+    its.wait_full(s.ring);
 #pragma unroll
-    for (int t = 0; t < NT; ++t) begin_slab(t, s.memory[place.at]);
-    make_values(w, place, s, l);
-    for (int left_over = w.units(); left_over > 1; --left_over) {
+    for (int k = 0; k < kSlabs; ++k) begin_slab(k, its, s);
+    make_values(w, its, s, l);
+    for (int left_over = at.turns(w); left_over > 1; --left_over) {
       const int index = at.index;
       if (at.next(w)) {
         turn_to_next_head();
         ask_for(p, up, w, at.head + 1, l);
       }
-      place.wait_full(s.ring);
-      add_values<true>(w, index, place, s);
-      make_values(w, place, s, l);
+      its.take(place, w, at.index);
+      its.wait_full(s.ring);
+      add_values<true>(w, index, its, s);
+      make_values(w, its, s, l);
     }
-    add_values<false>(w, at.index, place, s);
+    add_values<false>(w, at.index, its, s);
   }
   __device__ __forceinline__ void close(const FastProblem& p, const TokenWork& w, bool end,
                                         const TokenParts& to_c, const Lane& l) {

@@ -12,13 +12,16 @@ enum BarrierId { kKeys = 1, kWeightsReady = 2, kValuesReady = 4 };
 template <int NT>
 struct TokenShared {
   static constexpr int kStages = NT == 1 ? 12 : 8;
+  // Memories that both groups take in at a time: as many as fill two tiles, since one product of
+  // [64,64] at a time leaves the groups waiting for each other.
+  static constexpr int kAtOnce = 2 / NT;
   MemoryRecord<NT> memory[kStages];
   SwizzledTile q[NT];       // f16 rows
   uint4 c[4 * NT][kGroup];  // bf16 rows, each thread's own part, as left operands hold it
   // Of every token: logit_unit (base 2), the units of its f16 rows of q and e times 1/rms, and
   // scale times 1/rms of q and of e; of two heads: lse (base 2), R·dy, gate.
   float4 units[64], numbers[2][64];
-  float weights[2][64], values[2][64];  // w gate and V·dy of two memories
+  float weights[2][kAtOnce][64], values[2][kAtOnce][64];  // w gate and V·dy of two turns
   Ring<kStages, kTokenReaders> ring;
 };
 
@@ -41,17 +44,49 @@ struct TokenWork {
       visible[r] = there ? t.visible(at, p.run) : 0;
     }
   }
-  __device__ __forceinline__ int units() const { return (end - begin) * memories; }
 };
-// Where one side stands: the index-th memory, of a head.
-struct UnitPlace {
+// Where one side stands: at the index-th memory of a head, and those that it takes in with it.
+template <int AT_ONCE>
+struct TurnPlace {
   int head, index = 0;
 
   // Whether it is at another head then.
   __device__ __forceinline__ bool next(const TokenWork& w) {
-    if (++index < w.memories) return false;
+    index += AT_ONCE;
+    if (index < w.memories) return false;
     index = 0, ++head;
     return true;
+  }
+  __device__ __forceinline__ static int turns(const TokenWork& w) {
+    return (w.end - w.begin) * ((w.memories + AT_ONCE - 1) / AT_ONCE);
+  }
+};
+// Where the memories of a turn lie in the ring. The last turn of a head may have fewer: the place
+// of the one before stands for what is missing, which no token sees.
+template <int STAGES, int AT_ONCE>
+struct TurnMemories {
+  RingPlace<STAGES> of[AT_ONCE];
+  int count = 0;
+
+  // Those from `place` on, which moves behind them.
+  __device__ __forceinline__ void take(RingPlace<STAGES>& place, const TokenWork& w, int index) {
+    count = min(AT_ONCE, w.memories - index);
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      of[j] = j < count ? place : of[j > 0 ? j - 1 : 0];
+      if (j < count) place.next();
+    }
+  }
+  template <int READERS>
+  __device__ __forceinline__ void wait_full(Ring<STAGES, READERS>& ring) const {
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) of[j].wait_full(ring);
+  }
+  template <int READERS>
+  __device__ __forceinline__ void release(Ring<STAGES, READERS>& ring) const {
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j)
+      if (j < count) of[j].release(ring);
   }
 };
 

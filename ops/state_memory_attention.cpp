@@ -80,18 +80,21 @@ StateMemoryProblem checked(const Tensor& q, const Tensor& e, const Tensor& c,
           .layout = options.layout};
 }
 
-// Inputs q, e, c, contributions, gate, base; saved: q, e, c, contributions, gate, r, lse.
-void backward_pass(BackwardContext& ctx, StateMemoryProblem p) {
+// Inputs q, e, c, contributions, gate, base; saved: q, e, c, contributions or what the forward pass
+// has prepared in their stead, gate, r, lse.
+void backward_pass(BackwardContext& ctx, StateMemoryProblem p, DType memory_type) {
   p.q = ctx.saved(0), p.e = ctx.saved(1), p.c = ctx.saved(2), p.memories = ctx.saved(3);
-  p.gate = ctx.saved(4);
+  p.gate = ctx.saved(4), p.prepared = ctx.saved(7);
   const auto wanted = [&](int i, const Tensor& like) {
     return ctx.needs(i) ? Tensor::empty_like(like) : Tensor();
   };
-  const StateMemoryGradients grads{.dq = wanted(0, p.q),
-                                   .de = wanted(1, p.e),
-                                   .dc = wanted(2, p.c),
-                                   .dmemories = wanted(3, p.memories),
-                                   .dgate = wanted(4, p.gate)};
+  const Shape memories = {p.memory_count(), p.heads(), p.state_dim(), p.value_dim()};
+  const StateMemoryGradients grads{
+      .dq = wanted(0, p.q),
+      .de = wanted(1, p.e),
+      .dc = wanted(2, p.c),
+      .dmemories = ctx.needs(3) ? Tensor::empty(memories, memory_type, p.q.device()) : Tensor(),
+      .dgate = wanted(4, p.gate)};
   const Tensor* all[] = {&grads.dq, &grads.de, &grads.dc, &grads.dmemories, &grads.dgate};
   bool any = false;
   for (const Tensor* t : all) any = any || t->defined();
@@ -121,15 +124,20 @@ StateMemoryAttention state_memory_attention(const Var& q, const Var& e, const Va
   const Tensor lse = Tensor::empty(tokens, wide, p.q.device());
   const bool same = !p.gate && !p.base && p.q.dtype() == wide;
   const Tensor o = same ? Tensor() : Tensor::empty(rows, p.q.dtype(), p.q.device());
+  Tensor prepared;
   if (kWithCuda && r.on_cuda())
-    gpu::state_memory_attention_fwd(p, o, r, lse);
+    prepared = gpu::state_memory_attention_fwd(p, o, r, lse);
   else
     cpu::state_memory_attention_fwd(p, o, r, lse);
   StateMemoryProblem sizes = p;  // what backward captures: the problem without its tensors
   sizes.q = sizes.e = sizes.c = sizes.memories = sizes.gate = sizes.base = {};
-  const std::vector<Var> out = record(kOp, {q, e, c, contributions, options.gate, options.base},
-                                      {p.q, p.e, p.c, p.memories, p.gate, r, lse}, {o ? o : r},
-                                      [sizes](BackwardContext& ctx) { backward_pass(ctx, sizes); });
+  const Tensor memories = prepared ? Tensor() : p.memories;
+  const std::vector<Var> out =
+      record(kOp, {q, e, c, contributions, options.gate, options.base},
+             {p.q, p.e, p.c, memories, p.gate, r, lse, prepared}, {o ? o : r},
+             [sizes, type = p.memories.dtype()](BackwardContext& ctx) {
+               backward_pass(ctx, sizes, type);
+             });
   return {out[0], r, lse};
 }
 

@@ -22,10 +22,10 @@
 // Returns o [B,T,H,P] in q's dtype, r = R [B,T,H,P] and lse [B,T,H], the log Σ_c e^ℓ_tc, f32 (f64):
 // V·dR − R·dR below is a small difference where one weight is near 1. Tokens of a sequence's first
 // run see nothing: R = 0, lse (which is not defined there) 0. Differentiable in all inputs through
-// o alone; r may be o itself where there is neither gate nor base. Saves q, e, c, contributions,
-// gate, r, lse: nothing of size tokens × runs. (The backward pass on CUDA in bf16 has two numbers
-// of every token, run and head in a place of at most 128 MB, strip by strip where that is too
-// small.) With dR = gate dy:
+// o alone; r may be o itself where there is neither gate nor base. Saves q, e, c, contributions
+// (in bf16 on CUDA for sizes of tensor cores: Δ̂ in f16 and ρ in their stead), gate, r, lse: nothing
+// of size tokens × runs. (The backward pass there has two numbers of every token, run and head in a
+// place of at most 128 MB, strip by strip where that is too small.) With dR = gate dy:
 //   dgate = Σ_{h,p} R dy       δ = R·dR       V = Δ_cᵀ c_t     dℓ = w (V·dR − δ)      dbase = dy
 //   dc   = Σ_c w Δ_c dR        dq̂ = scale Σ_c dℓ ρ_c∘(Δ_c ê)       dê = scale Σ_c dℓ Δ_cᵀ(ρ_c∘q̂)
 //   X_c  = scale Σ_t dℓ q̂ êᵀ   Δ̂ = ρ_c∘Δ_c   dΔ_c = Σ_t w c dRᵀ + ρ_c∘(X_c − Δ̂ mean_p(X_c∘Δ̂))
@@ -82,12 +82,16 @@ struct StateMemoryProblem {
   // as above). Sequence n then finds all its complete runs, theirs too, at memories n·room ...
   std::vector<int64_t> before = {};
   int64_t room = 0;
+  // Backward, CUDA: what the forward pass has made of the memories, [M,H,bytes]; they are undefined
+  // then.
+  Tensor prepared = {};
 
   int64_t batch() const { return q.size(0); }
   int64_t time() const { return q.size(1); }
-  int64_t heads() const { return memories.size(1); }
-  int64_t state_dim() const { return memories.size(2); }
-  int64_t value_dim() const { return memories.size(3); }
+  int64_t memory_count() const { return (memories ? memories : prepared).size(0); }
+  int64_t heads() const { return (memories ? memories : prepared).size(1); }
+  int64_t state_dim() const { return q.size(3); }
+  int64_t value_dim() const { return e.size(3); }
 };
 struct StateMemoryGradients {  // undefined: not wanted. Dense, overwritten.
   Tensor dq = {}, de = {}, dc = {}, dmemories = {}, dgate = {};
@@ -100,8 +104,9 @@ void state_memory_attention_bwd(const StateMemoryProblem& p, const Tensor& r, co
                                 const Tensor& d_o, const StateMemoryGradients& grads);
 }  // namespace cpu
 namespace gpu {
-void state_memory_attention_fwd(const StateMemoryProblem& p, const Tensor& o, const Tensor& r,
-                                const Tensor& lse);
+// Returns `prepared` for the backward pass; undefined where that reads the memories themselves.
+Tensor state_memory_attention_fwd(const StateMemoryProblem& p, const Tensor& o, const Tensor& r,
+                                  const Tensor& lse);
 void state_memory_attention_bwd(const StateMemoryProblem& p, const Tensor& r, const Tensor& lse,
                                 const Tensor& d_o, const StateMemoryGradients& grads);
 }  // namespace gpu
