@@ -89,6 +89,7 @@ set(EBB_TENSOR_SOURCES
   tensor/event.cpp
   tensor/graph.cpp
   tensor/file.cpp
+  tensor/folder_lock.cpp
   tensor/hash.cpp
   tensor/json_text.cpp
   tensor/memory.cpp

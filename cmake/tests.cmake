@@ -10,6 +10,7 @@ set(EBB_UNIT_TESTS
   autograd_memory_test.cpp
   autograd_recompute_test.cpp
   autograd_test.cpp
+  checkpoint_test.cpp
   config_test.cpp
   copy_test.cpp
   data_test.cpp

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <map>
 
 #include "models/config_reader.h"
 #include "tensor/check.h"
@@ -15,6 +16,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
+
+constexpr const char *kWeights = "model.safetensors", *kIndex = "model.safetensors.index.json";
 
 ModelConfig changed(ModelConfig config, const json& changes, const std::string& file) {
   ModelConfig known = config;
@@ -44,7 +47,58 @@ json public_config(const ModelConfig& config) {
   return j;
 }
 
+// The tensors of one file into `state`, views of the mapped file; f16 as f32.
+void read_weights(const SafeTensors& file, const std::vector<std::string>& names,
+                  StateDict* state) {
+  for (const std::string& name : names) {
+    const bool half = file.info(name).dtype == "F16";
+    state->emplace_back(name, half ? file.get(name, DType::f32) : file.get(name));
+  }
+}
+
+// File -> its tensors, as model.safetensors.index.json has them.
+std::map<std::string, std::vector<std::string>> parts(const std::string& index) {
+  const json whole = read_json(index);
+  const json map = whole.is_object() ? whole.value("weight_map", json()) : json();
+  check(map.is_object() && !map.empty(), "{}: want an object \"weight_map\"", index);
+  std::map<std::string, std::vector<std::string>> files;
+  for (const auto& [name, value] : map.items()) {
+    const std::string file = value.is_string() ? value.get<std::string>() : "";
+    check(!file.empty() && fs::path(file).filename() == file,
+          "{}: /weight_map/{}: want the name of a file beside it, got {}", index, name,
+          value.dump());
+    files[file].push_back(name);
+  }
+  return files;
+}
+
+bool in_parts(const std::string& folder) {
+  return !fs::exists(folder + "/" + kWeights) && fs::exists(folder + "/" + kIndex);
+}
+
+StateDict read_weights(const std::string& folder) {
+  StateDict state;
+  if (in_parts(folder)) {
+    for (const auto& [file, names] : parts(folder + "/" + kIndex))
+      read_weights(SafeTensors(folder + "/" + file), names, &state);
+  } else {
+    const SafeTensors file(folder + "/" + kWeights);
+    read_weights(file, file.names(), &state);
+  }
+  return state;
+}
+
 }  // namespace
+
+std::vector<std::string> weight_files(const std::string& folder) {
+  std::vector<std::string> files;
+  if (in_parts(folder))
+    for (const auto& [file, names] : parts(folder + "/" + kIndex))
+      files.push_back(folder + "/" + file);
+  else if (fs::exists(folder + "/" + kWeights))
+    files.push_back(folder + "/" + kWeights);
+  return files;
+}
 
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json& changes) {
   const std::string config_file = folder + "/config.json";
@@ -53,20 +107,21 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json&
       parse_foreign_config(parse_python_json(read_file(config_file), config_file), config_file);
   if (!changes.empty()) config = changed(std::move(config), changes, config_file);
   auto model = make_model(config);
-  const SafeTensors file(folder + "/model.safetensors");
-  StateDict state;
-  for (const std::string& name : file.names()) {
-    // A tied head may be stored beside the embedding it equals.
-    if (model->config().tie_word_embeddings && name == "lm_head.weight") continue;
-    state.emplace_back(name, file.get(name));
+  StateDict state = read_weights(folder);
+  // A tied head may be stored beside the embedding it equals.
+  if (model->config().tie_word_embeddings)
+    std::erase_if(state, [](const auto& entry) { return entry.first == "lm_head.weight"; });
+  try {
+    model->load_state_dict(state);
+  } catch (const Error& e) {
+    fail("{}: {}", folder, e.what());
   }
-  model->load_state_dict(state);
   return model;
 }
 
 void save_model(const std::string& folder, const LanguageModel& model, const Tokenizer* tokenizer) {
   make_folders(folder);
-  save_safetensors(folder + "/model.safetensors", model.state_dict(), {{"format", "pt"}});
+  save_safetensors(folder + "/" + kWeights, model.state_dict(), {{"format", "pt"}});
   write_file_atomically(folder + "/config.json",
                         dump_python_json(public_config(model.config())) + "\n");
   if (tokenizer) tokenizer->save(folder);

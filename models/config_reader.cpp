@@ -96,6 +96,8 @@ void ConfigReader::read(const std::string& key, uint64_t* out) {
 }
 
 void ConfigReader::read(const std::string& key, double* out) {
+  if (has(key) && object_.at(key).is_number() && !std::isfinite(object_.at(key).get<double>()))
+    return error(key, "want a finite number");
   take(this, object_, &seen_, key, out, "a number", [](const json& v) { return v.is_number(); });
 }
 

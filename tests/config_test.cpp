@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <memory>
@@ -93,6 +94,17 @@ TEST(Json, InfiniteNumbersOfPython) {
   for (const char* bad :
        {"{\"a\": Infinit}", "{\"a\": InfinityNaN}", "{\"a\": \"Infinity}", "NaN Na"})
     EXPECT_THROW(parse_python_json(bad, "x.json"), Error) << bad;
+  // Where a number is computed with it has to be one.
+  json model = preset("gdn-100m").to_json();
+  for (const double bad : {infinity, -infinity, std::nan("")}) {
+    model["norm_eps"] = bad;
+    try {
+      parse_foreign_config(model, "x.json");
+      ADD_FAILURE() << bad;
+    } catch (const Error& e) {
+      EXPECT_TRUE(std::strstr(e.what(), "/norm_eps: want a finite number")) << e.what();
+    }
+  }
 }
 
 TEST(Config, NumbersBeyondTheirRangeAreRefused) {

@@ -2,6 +2,7 @@
 // clear line, nothing half-written left, what was there before intact, and a later run goes on.
 #include <gtest/gtest.h>
 #include <sys/mount.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -177,6 +178,32 @@ TEST_F(FullDisk, StandardOutput) {
     const CliResult r = run_program("/bin/sh", "-c '\"" + std::string(EBB_BINARY) + "\" " +
                                                    with_paths(command) + " >/dev/full'");
     expect_error(r, "cannot write to standard output: No space left on device", command);
+  }
+}
+
+// Progress and messages that nobody can read cost no work, and get into no file.
+TEST_F(FullDisk, StandardErrorIsNotNeeded) {
+  const std::string train = "train @/recipe.json --device cpu --set out=@/run-";
+  const struct {
+    std::string command;
+    int code;
+  } rows[] = {
+      {train + "1 2>/dev/full", 0},  {train + "2 2>&-", 0},      {train + "3 <&- 2>&-", 0},
+      {train + "4 <&- >&- 2>&-", 1},  // standard output is asked for
+      {train + "5 2>&1 | true", 0},  {"inspect @/none 2>&-", 1}, {"inspect @/none 2>/dev/full", 1}};
+  for (const auto& row : rows)
+    EXPECT_EQ(run_program("/bin/sh", "-c '\"" + std::string(EBB_BINARY) + "\" " +
+                                         with_paths(row.command) + "'")
+                  .code,
+              row.code)
+        << row.command;
+  for (const char* out : {"run-2", "run-3", "run-4", "run-5"}) {
+    for (int i = 0; i < 500 && !fs::exists(at(out) + "/final/model.safetensors"); ++i)
+      usleep(10'000);  // behind a pipe it may still be at work
+    expect_equal_runs(at(out), at("run-1"));
+    std::ifstream log(at(out) + "/metrics.jsonl");
+    for (std::string line; std::getline(log, line);)
+      EXPECT_TRUE(json::parse(line, nullptr, false).is_object()) << out << ": " << line;
   }
 }
 

@@ -14,8 +14,10 @@
 #include "tensor/check.h"
 #include "tensor/compare.h"
 #include "tensor/file.h"
+#include "tensor/folder_lock.h"
 #include "tensor/random.h"
 #include "tensor/safetensors.h"
+#include "tests/cli.h"
 #include "tests/model_folder.h"
 #include "tests/temporary_folder.h"
 #include "train/shards.h"
@@ -100,14 +102,36 @@ TEST_F(KillTest, TwentyKillsChangeNothing) {
     EXPECT_FALSE(e.path().filename().string().starts_with(".")) << e.path();
 }
 
-TEST_F(KillTest, TerminateWritesACheckpointAndExitsZero) {
-  const pid_t pid = start("stopped");
-  while (!fs::exists(folder_ + "/stopped/metrics.jsonl")) usleep(1000);
-  kill(pid, SIGTERM);
-  EXPECT_EQ(finish(pid), 0);
-  ASSERT_EQ(finish(start("stopped")), 0);
+TEST_F(KillTest, SignalsWriteACheckpointAndExitZero) {
   ASSERT_EQ(finish(start("whole")), 0);
-  EXPECT_EQ(log("stopped"), log("whole"));
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP}) {
+    fs::remove_all(folder_ + "/stopped");
+    const pid_t pid = start("stopped");
+    while (!fs::exists(folder_ + "/stopped/metrics.jsonl")) usleep(1000);
+    kill(pid, signal);
+    EXPECT_EQ(finish(pid), 0) << signal;
+    ASSERT_EQ(finish(start("stopped")), 0);
+    EXPECT_EQ(log("stopped"), log("whole")) << signal;
+  }
+}
+
+TEST_F(KillTest, AFolderHasOneWriter) {
+  const std::string out = folder_ + "/held";
+  make_folders(out);
+  {
+    const FolderLock lock(out);
+    EXPECT_EQ(WEXITSTATUS(finish(start("held"))), 1);
+    EXPECT_TRUE(fs::is_empty(out));
+    const testing::CliResult r =
+        testing::run_ebb("train " + folder_ + "/recipe.json --device cpu --set out=" + out);
+    EXPECT_NE(r.err.find("held: another process is writing there"), std::string::npos) << r.err;
+  }
+  EXPECT_EQ(finish(start("held")), 0);
+  const FolderLock lock(out);
+  const testing::CliResult r = testing::run_ebb("eval --task perplexity --model " + out +
+                                                " --tokens " + folder_ + "/text --out " + out);
+  EXPECT_EQ(r.code, 1);
+  EXPECT_NE(r.err.find("held: another process is writing there"), std::string::npos) << r.err;
 }
 
 }  // namespace

@@ -5,13 +5,16 @@
 #include <chrono>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "eval/multiple_choice.h"
 #include "eval/perplexity.h"
 #include "eval/retrieval.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
+#include "tensor/folder_lock.h"
 #include "tensor/hash.h"
+#include "tensor/notice.h"
 #include "tools/commands.h"
 #include "tools/eval_models.h"
 #include "tools/eval_tables.h"
@@ -66,16 +69,15 @@ class Counter {
  public:
   explicit Counter(std::string what) : what_(std::move(what)) {}
   ~Counter() {
-    if (terminal_) fmt::print(stderr, "\r\x1b[K");
+    if (terminal_) notice("\r\x1b[K");
   }
   void show(int64_t done, int64_t all) {
     if (!terminal_) return;
     const double s = seconds();
     const std::string eta =
         all > 0 && done > 0 ? " | ETA " + short_time(s / double(done) * double(all - done)) : "";
-    fmt::print(stderr, "\r\x1b[K{} {}{}{}", what_, done, all > 0 ? fmt::format("/{}", all) : "",
-               eta);
-    std::fflush(stderr);
+    notice(
+        fmt::format("\r\x1b[K{} {}{}{}", what_, done, all > 0 ? fmt::format("/{}", all) : "", eta));
   }
   double seconds() const {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
@@ -110,6 +112,7 @@ class Evaluation {
   std::vector<std::pair<std::string, std::vector<NiahData>>> data_;  // by tokenizer
   std::vector<Shard> shards_;
   std::vector<std::vector<ChoiceQuestion>> questions_;  // as o_.questions
+  std::optional<FolderLock> lock_;
   json result_;
   std::string samples_;
 };
@@ -122,6 +125,7 @@ Evaluation::Evaluation(const EvalOptions& o) : o_(o), device_(usable_device(o.de
   models_ = find_eval_models(o.models, o.tokenizer);
   if (!o.haystack.empty()) essay_ = std::make_unique<Essay>(Essay::load(o.haystack, o.sentences));
   make_folders(o.out);
+  lock_.emplace(o.out);
   for (const EvalModel& m : models_) data_for(m);
   for (const std::string& file : o.questions) questions_.push_back(read_choices(file));
   if (std::find(o.tasks.begin(), o.tasks.end(), kPerplexity) == o.tasks.end()) return;

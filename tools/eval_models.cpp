@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 namespace {
 
 bool is_model(const std::string& folder) {
-  return fs::exists(folder + "/config.json") && fs::exists(folder + "/model.safetensors");
+  return fs::exists(folder + "/config.json") && !weight_files(folder).empty();
 }
 
 std::string model_folder(const std::string& folder) {
@@ -119,10 +119,16 @@ std::unique_ptr<LanguageModel> load_eval_model(const EvalModel& m, Device device
   return model;
 }
 
+std::string weights_hash(const std::string& folder) {
+  std::vector<std::string> hashes;
+  for (const std::string& file : weight_files(folder)) hashes.push_back(file_hash(file));
+  return fmt::format("xxh64:{}", fmt::join(hashes, ","));
+}
+
 nlohmann::json eval_model_record(const EvalModel& m, const LanguageModel& model) {
   return {{"name", m.name},
           {"folder", m.folder},
-          {"checkpoint", "xxh64:" + file_hash(m.folder + "/model.safetensors")},
+          {"checkpoint", weights_hash(m.folder)},
           {"model_type", model.config().model_type},
           {"parameters", model.parameter_count()},
           {"tokenizer", {{"kind", m.tokenizer.kind()}, {"sha256", m.tokenizer.sha256()}}}};

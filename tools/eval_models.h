@@ -39,6 +39,7 @@ nlohmann::json config_changes(const std::vector<std::string>& set);
 std::unique_ptr<LanguageModel> load_eval_model(
     const EvalModel& m, Device device, DType dtype,
     const nlohmann::json& changes = nlohmann::json::object());
+std::string weights_hash(const std::string& folder);  // of each file with weights
 nlohmann::json eval_model_record(const EvalModel& m, const LanguageModel& model);
 
 }  // namespace ebb::tools

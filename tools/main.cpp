@@ -1,4 +1,5 @@
 // ebb: one binary, a subcommand per job.
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -11,6 +12,7 @@
 
 #include "tensor/error.h"
 #include "tensor/file.h"
+#include "tensor/notice.h"
 #include "tools/commands.h"
 #include "tools/version.h"
 
@@ -55,7 +57,7 @@ int complain(const std::string& what, int code) {
   std::string line = what;
   for (char& c : line)
     if (c == '\n') c = ' ';
-  fmt::print(stderr, "ebb: error: {}\n", line);
+  notice(fmt::format("ebb: error: {}\n", line));
   return code;
 }
 
@@ -123,10 +125,19 @@ int run(int argc, char** argv) {
   return finish(0);
 }
 
+// Of the standard streams those that the caller closed are opened for nothing: a file must not take
+// their number and get what is printed.
+void hold_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd)
+    if (::fcntl(fd, F_GETFD) == -1 && ::open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
+      std::abort();
+}
+
 }  // namespace
 }  // namespace ebb::tools
 
 int main(int argc, char** argv) {
+  ebb::tools::hold_standard_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a write beyond ulimit -f fails and is reported
   return ebb::tools::run(argc, argv);
 }

@@ -7,7 +7,6 @@
 #include "models/checkpoint.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
-#include "tensor/hash.h"
 #include "tools/commands.h"
 #include "tools/eval_models.h"
 #include "tools/progress_line.h"
@@ -110,7 +109,7 @@ void run_eval(const Options& o) {
                      {"folder", m.folder},
                      {"model_type", model->config().model_type},
                      {"parameters", model->parameter_count()},
-                     {"checkpoint", "xxh64:" + file_hash(m.folder + "/model.safetensors")}});
+                     {"checkpoint", weights_hash(m.folder)}});
       result["scores"].push_back(record);
       print_line(m.name, s);
     }

@@ -1,9 +1,8 @@
 #include "tools/progress_line.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdio>
+#include "tensor/notice.h"
 
 namespace ebb::tools {
 namespace {
@@ -18,19 +17,14 @@ ProgressLine::ProgressLine() : terminal_(isatty(STDERR_FILENO) != 0), start_(Clo
 
 ProgressLine::~ProgressLine() {
   if (!open_) return;
-  std::fputs("\r\x1b[K", stderr);
-  std::fflush(stderr);
+  notice("\r\x1b[K");
 }
 
 void ProgressLine::show(const std::function<std::string()>& text) {
   const Clock::time_point now = Clock::now();
   if (now < due_) return;
   due_ = now + (terminal_ ? kTerminal : kElsewhere);
-  if (terminal_)
-    fmt::print(stderr, "\r\x1b[K{}", text());
-  else
-    fmt::print(stderr, "{}\n", text());
-  std::fflush(stderr);
+  notice(terminal_ ? "\r\x1b[K" + text() : text() + "\n");
   open_ = terminal_;
 }
 

@@ -7,6 +7,7 @@
 
 #include "eval/report.h"
 #include "tensor/file.h"
+#include "tensor/notice.h"
 #include "tools/commands.h"
 #include "tools/version.h"
 
@@ -75,7 +76,7 @@ void run_report(const ReportOptions& o) {
   make_folders(folder_of(o.out));
   write_file_atomically(o.out, report_page(data, o.title, about));
   for (const json& note : data["notes"])
-    fmt::print(stderr, "ebb: note: {}\n", note.get<std::string>());
+    notice(fmt::format("ebb: note: {}\n", note.get<std::string>()));
   print_runs(data);
   fmt::print("wrote {}: {} run{}, {} evaluated model{}\n", o.out, data["runs"].size(),
              data["runs"].size() == 1 ? "" : "s", data["models"].size(),

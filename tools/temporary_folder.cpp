@@ -2,6 +2,9 @@
 
 #include <stdlib.h>
 
+#include <cerrno>
+#include <cstring>
+
 #include "tensor/check.h"
 #include "tensor/file.h"
 
@@ -10,7 +13,8 @@ namespace ebb::tools {
 TemporaryFolder::TemporaryFolder(const std::filesystem::path& parent, const std::string& name) {
   make_folders(parent.string());
   std::string pattern = (parent / ("." + name + ".partial-XXXXXX")).string();
-  check(::mkdtemp(pattern.data()) != nullptr, "cannot write into {}", parent.string());
+  check(::mkdtemp(pattern.data()) != nullptr, "cannot make {} in {}: {}", name, parent.string(),
+        std::strerror(errno));
   path_ = pattern;
 }
 

@@ -109,6 +109,8 @@ void run(const Options& o) {
   const Device device = in.device;
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);
+  if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup
+  std::signal(SIGPIPE, SIG_IGN);  // who read the progress may go away
   const TrainSummary s = train(std::move(in));
   if (s.taken == 0) {
     fmt::print("{} steps, nothing left to do; run folder {}\n", s.steps, c.out);

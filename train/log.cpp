@@ -11,6 +11,7 @@
 #include "tensor/check.h"
 #include "tensor/file.h"
 #include "tensor/json_text.h"
+#include "tensor/notice.h"
 
 namespace ebb {
 
@@ -72,21 +73,17 @@ void Progress::show(int64_t step, double loss, double norm, double lr, double to
   const std::string line =
       fmt::format("step {}/{} | loss {:.4f} | norm {:.2f} | lr {:.1e} | {} tok/s | ETA {}", step,
                   steps_, loss, norm, lr, short_count(tokens_per_second), short_time(left));
-  if (terminal_)
-    fmt::print(stderr, "\r\x1b[K{}", line);
-  else
-    fmt::print(stderr, "{}\n", line);
-  std::fflush(stderr);
+  notice(terminal_ ? "\r\x1b[K" + line : line + "\n");
   open_ = terminal_;
 }
 
 void Progress::note(const std::string& text) {
-  fmt::print(stderr, "{}{}\n", open_ ? "\n" : "", text);
+  notice(fmt::format("{}{}\n", open_ ? "\n" : "", text));
   open_ = false;
 }
 
 void Progress::finish() {
-  if (open_) fmt::print(stderr, "\n");
+  if (open_) notice("\n");
   open_ = false;
 }
 

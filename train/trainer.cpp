@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <optional>
 
 #include "models/checkpoint.h"
 #include "models/config_reader.h"
@@ -12,7 +13,9 @@
 #include "tensor/check.h"
 #include "tensor/device_info.h"
 #include "tensor/file.h"
+#include "tensor/folder_lock.h"
 #include "tensor/memory.h"
+#include "tensor/notice.h"
 
 namespace ebb {
 
@@ -126,6 +129,7 @@ class Run {
     check(c_.dtype != DType::bf16 || in_.device.is_cuda(),
           "train: bf16 needs a GPU; set dtype to f32 on the CPU");
     make_folders(c_.out);
+    lock_.emplace(c_.out);
     open();
   }
 
@@ -176,7 +180,7 @@ class Run {
     const auto found = newest_checkpoint(c_.out, &note);
     check(found || note.empty(),
           "train: no checkpoint in {} is intact: {}; remove them to begin anew", c_.out, note);
-    if (!note.empty()) fmt::print(stderr, "ebb: warning: {}; going back to {}\n", note, *found);
+    if (!note.empty()) notice(fmt::format("ebb: warning: {}; going back to {}\n", note, *found));
     check(!found || in_.resume,
           "train: {} holds checkpoints already; give --resume to go on from "
           "them or choose another \"out\"",
@@ -310,6 +314,7 @@ class Run {
 
   TrainerInputs in_;
   const TrainConfig& c_;
+  std::optional<FolderLock> lock_;
   std::unique_ptr<LanguageModel> model_;
   std::unique_ptr<AdamW> optimizer_;
   LoopState state_;
