@@ -1,7 +1,7 @@
 // What the two scans of cuda/delta_fast.cuh have in common. A block of twelve warps has 64 columns
 // of V of one segment of a sequence and one head: four warps multiply, 16 columns each; four
-// fetch, two for even and two for odd steps; four store results. Step s is a chunk, in reverse from
-// the end.
+// fetch, two into even and two into odd places; four store results. Step s is a chunk, in reverse
+// from the end.
 //   fetching s                       multiplying s                    storing s
 //   wait for done(s−STAGES); ask
 //   for in[s mod STAGES], which

@@ -4,7 +4,9 @@
 
 namespace ebb::gpu::delta {
 
-// The fetching warps: two for even steps, two for odd ones.
+// The fetching warps: two for the even places of shared memory, two for the odd ones. That a place
+// is always filled by the same threads is not needed for the order of the fillings, but makes it
+// one that racecheck follows: by the barrier that those threads and the multiplying ones meet at.
 template <int SLABS, int KEYS, bool REVERSE>
 struct ScanFetch {
   static constexpr int kStages = ScanShared<SLABS, KEYS>::kStages;
@@ -12,7 +14,7 @@ struct ScanFetch {
   const ScanItem& item;
   ScanShared<SLABS, KEYS>& s;
   const ScanMaps<KEYS>& maps;
-  int thread = int(threadIdx.x) & 63, parity = (int(threadIdx.x) - kMultiplyThreads) >> 6;
+  int thread = int(threadIdx.x) & 63, group = (int(threadIdx.x) - kMultiplyThreads) >> 6;
 
   // By one thread: all of it, as it lies in memory.
   __device__ __forceinline__ void ask(const ScanSource<KEYS>& from, int64_t token,
@@ -68,8 +70,8 @@ struct ScanFetch {
   __device__ __forceinline__ void run(At&& at) const {
     const int steps = int(item.steps), last_rows = item.last_rows();
     Turn turn;
-    turn.at = parity;
-    for (int step = parity; step < steps; step += 2) {
+    for (int step = 0; step < steps; ++step, turn.next<kStages>()) {
+      if ((turn.at & 1) != group) continue;
       if (step >= kStages) barrier_wait<192>(kDone + turn.at);  // of step − kStages
       const int64_t chunk = chunk_of_step<REVERSE>(item, step);
       const int64_t token = item.walk.begin + chunk * kChunk;
@@ -86,11 +88,10 @@ struct ScanFetch {
         copy(from, rows, to);
         arrive(arrived);
       }
-      turn.next<kStages>(2);
     }
     // Arrivals that no further step waits for.
     for (int step = steps - kStages; step < steps; ++step)
-      if (step >= 0 && ((step + kStages) & 1) == parity) barrier_wait<192>(kDone + step % kStages);
+      if (step >= 0 && (step % kStages & 1) == group) barrier_wait<192>(kDone + step % kStages);
   }
 };
 
