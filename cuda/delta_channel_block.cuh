@@ -118,9 +118,11 @@ __device__ __forceinline__ const bf16_t* raw_at(const FastChannelBackward& p,
 // Two stages, each a group of copies; nothing where V ends.
 __device__ __forceinline__ void fetch_stages(const FastChannelBackward& p, const ChannelItem& item,
                                              int v0, ChannelShared& s) {
-  fetch_values(p, item, v0, s.stage[0]);
-  commit_copies();
-  if (v0 + 64 < p.value_dim) fetch_values(p, item, v0 + 64, s.stage[1]);
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) {
+    if (v0 + 64 * i < p.value_dim) fetch_values(p, item, v0 + 64 * i, s.stage[i]);
+    if (i == 0) commit_copies();
+  }
 }
 // Raw decays come as a tile of bf16 to where their exponentials will be.
 template <class P>
@@ -165,12 +167,21 @@ __device__ __forceinline__ void raw_write_gradients(const LogitChannelBackward& 
   if (p.dwrites) store_word(reinterpret_cast<uint4*>(p.dwrites + dwrite), pack_eight(dw));
 }
 
-// value_gradients of β from a logit, in a loop: there is little room for more code (see make_decays
-// in delta_channel_rows.cuh). After four steps every sum is back in its place.
-__device__ __forceinline__ void raw_value_gradients(const LogitChannelBackward& p, Span span,
-                                                    int64_t chunk, int hv, int column, int r0,
-                                                    int c, const SwizzledTile& s_x,
-                                                    float (&sums)[4]) {
+// β of row `row` of a chunk, or 1.
+template <class P>
+__device__ __forceinline__ float strength_of(const P& p, Span span, int64_t chunk, int hv,
+                                             int row) {
+  if constexpr (kOfLogits<P>)
+    return made_strength(p, chunk, hv, row);
+  else
+    return p.write_strength(span.first + row, hv);
+}
+// value_gradients of β, in a loop: there is little room for more code (see make_decays in
+// delta_channel_rows.cuh). After four steps every sum is back in its place.
+template <class P>
+__device__ __forceinline__ void strength_gradients(const P& p, Span span, int64_t chunk, int hv,
+                                                   int column, int r0, int c,
+                                                   const SwizzledTile& s_x, float (&sums)[4]) {
 #pragma unroll 1
   for (int r = r0; r < 64; r += 32) {
     uint4 v[2] = {};
@@ -179,7 +190,7 @@ __device__ __forceinline__ void raw_value_gradients(const LogitChannelBackward& 
     for (int i = 0; i < 2; ++i) {
       if (r + 16 * i >= span.rows) continue;
       v[i] = load_eight(p.v + p.v_at(span.first + r + 16 * i, hv) + column);
-      w[i] = made_strength(p, chunk, hv, r + 16 * i);
+      w[i] = strength_of(p, span, chunk, hv, r + 16 * i);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -195,52 +206,36 @@ __device__ __forceinline__ void raw_value_gradients(const LogitChannelBackward& 
   }
 }
 
+// The gradients of v and w, one row of eight columns.
+__device__ __forceinline__ void write_gradients(const FastChannelBackward& p, int64_t token, int hv,
+                                                int column, const bf16_t* s_x) {
+  const Eight v(load_eight(p.v + p.v_at(token, hv) + column)), x(load_eight(s_x));
+  const int64_t at = p.value_at(token, hv) + column;
+  float w[8], dw[8];
+  load_pack(w, p.write + at);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) w[e] *= x.at(e), dw[e] = v.at(e) * x.at(e);
+  if (p.dv) store_pack(p.dv + p.dv_at(token, hv) + column, w);
+  if (p.dwrite) store_pack(p.dwrite + at, dw);
+}
+
 // By 128 threads: dv = w∘X and dw = v∘X of 64 columns of V; sums[i] grows by the thread's part of
 // v·X of row t/8 + 16 i.
 template <bool GATED, class P>
 __device__ __forceinline__ void value_gradients(const P& p, Span span, int64_t chunk, int hv,
                                                 int v0, const SwizzledTile& s_x, float (&sums)[4]) {
-  constexpr int kAtOnce = GATED ? 1 : 2;  // registers are scarce here
   const int r0 = int(threadIdx.x) / 8, c = int(threadIdx.x) % 8 * 8;
   if (v0 + c >= p.value_dim) return;
-  if constexpr (GATED && kOfLogits<P>)
+  if constexpr (GATED) {
 #pragma unroll 1
     for (int r = r0; r < span.rows; r += 16)
-      raw_write_gradients(p, span.first + r, hv, v0 + c, s_x.at(r, c));
-  else if constexpr (kOfLogits<P>)
-    raw_value_gradients(p, span, chunk, hv, v0 + c, r0, c, s_x, sums);
-  else
-#pragma unroll
-    for (int i0 = 0; i0 < 4; i0 += kAtOnce) {
-      Pack<bf16_t, 8> v[kAtOnce];
-      float w[kAtOnce][GATED ? 8 : 1];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int64_t token = span.first + r0 + 16 * (i0 + i);
-        if (r0 + 16 * (i0 + i) >= span.rows) continue;
-        v[i] = load_raw<bf16_t, 8>(p.v + p.v_at(token, hv) + v0 + c);
-        if constexpr (GATED)
-          load_pack(w[i], p.write + p.value_at(token, hv) + v0 + c);
-        else
-          w[i][0] = p.write_strength(token, hv);
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int r = r0 + 16 * (i0 + i);
-        if (r >= span.rows) continue;
-        float x[8], y[8], dv[8];
-        load_pack(x, s_x.at(r, c));
-        unpack(y, v[i]);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) {
-          dv[e] = w[i][GATED ? e : 0] * x[e];
-          y[e] *= x[e];
-          sums[i0 + i] += y[e];
-        }
-        if (p.dv) store_pack(p.dv + p.dv_at(span.first + r, hv) + v0 + c, dv);
-        if (GATED && p.dwrite) store_pack(p.dwrite + p.value_at(span.first + r, hv) + v0 + c, y);
-      }
-    }
+      if constexpr (kOfLogits<P>)
+        raw_write_gradients(p, span.first + r, hv, v0 + c, s_x.at(r, c));
+      else
+        write_gradients(p, span.first + r, hv, v0 + c, s_x.at(r, c));
+  } else {
+    strength_gradients(p, span, chunk, hv, v0 + c, r0, c, s_x, sums);
+  }
 }
 
 }  // namespace ebb::gpu::delta

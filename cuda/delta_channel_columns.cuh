@@ -212,8 +212,9 @@ struct ColumnGradients : WarpChannels<GATED, P> {
     }
     decays.by4(decay, odd_pair);
     keep(n, q, b, decay, in4 ? dp : 0u, in4 ? dm : 0u, same);
-    const float2 below = s.now.below[4 * n + c];
-    const float2 diagonal = *reinterpret_cast<const float2*>(s.now.diagonal + 8 * n + 2 * c);
+    const float2 below = s.now.below[4 * this->place(n) + c];
+    const float2 diagonal =
+        *reinterpret_cast<const float2*>(s.now.diagonal + 8 * this->place(n) + 2 * c);
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {  // the pair of the lane's two times
       dg[n][i] = earlier[i / 2];
@@ -227,16 +228,25 @@ struct ColumnGradients : WarpChannels<GATED, P> {
   __device__ __forceinline__ void tree() {
     through_state();
     terms_of_lower<4>(0);
-    terms_of_lower<2>(4);
-    level<2>(4);
-    pair(6);
-    pair(4);
-    level<4>(0);
-    terms_of_lower<2>(0);
-    level<2>(0);
-    meet<1>();
-    pair(2);
-    pair(0);
+#pragma unroll 1
+    for (;;) {
+      terms_of_lower<2>(4);
+      level<2>(4);
+      if (this->half_flip) meet<1>();
+#pragma unroll 1
+      for (;;) {
+        pair(6);
+        if (this->pair_flip) break;
+        this->template swap_groups<2>(dk, 4, 8), this->template swap_groups<2>(dg, 4, 8);
+        this->pair_flip = 2;
+      }
+      this->pair_flip = 0;
+      if (this->half_flip) break;
+      level<4>(0);
+      this->template swap_groups<4>(dk, 0, 8), this->template swap_groups<4>(dg, 0, 8);
+      this->half_flip = 4;
+    }
+    this->half_flip = 4, this->pair_flip = 2;
     meet<1>();
   }
   __device__ __forceinline__ void put_tile() {

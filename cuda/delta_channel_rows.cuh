@@ -40,7 +40,8 @@ struct RowGradients : WarpChannels<GATED, P> {
       Base::warp;
   float (&dq)[8][4];
   float (&db)[8][4];
-  float dg[8][4] = {};    // first, in [0] and [2], what later groups add to all of the group
+  float dg[8][4] =
+      {};  // of four groups; first, in [0] and [2], what later groups add to all of the group
   unsigned packed[8][2];  // dq
 
   __device__ __forceinline__ RowGradients(const P& p, ChannelShared& s, RowProducts& x)
@@ -87,7 +88,7 @@ struct RowGradients : WarpChannels<GATED, P> {
       sum += from_lane(sum, 4);
       if (t % 8 == 0) s.now.value_part[t / 8 + 16 * i] = sum;
     }
-#pragma unroll(kLogits ? 1 : 8)
+#pragma unroll 1
     for (int n = 0; n < 8; ++n) {
       float head[4], tail[4], total[2];
 #pragma unroll
@@ -235,8 +236,9 @@ struct RowGradients : WarpChannels<GATED, P> {
     }
     decays.by4(decay, odd_pair);
     read(n, k, decay, in4 ? dp : 0u, in4 ? dm : 0u, same);
-    const float2 below = s.now.below[4 * n + c];
-    const float2 diagonal = *reinterpret_cast<const float2*>(s.now.diagonal + 8 * n + 2 * c);
+    const float2 below = s.now.below[4 * this->place(n) + c];
+    const float2 diagonal =
+        *reinterpret_cast<const float2*>(s.now.diagonal + 8 * this->place(n) + 2 * c);
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {  // the pair of the lane's two times
       dg[n][i] = later[i / 2] + term(q, b, n, i) + term(q, b, n, i + 1);
@@ -265,7 +267,8 @@ struct RowGradients : WarpChannels<GATED, P> {
   __device__ __forceinline__ void put_raw(const float (&x)[4], int n) const {
 #pragma unroll
     for (int e = 0; e < 4; ++e)
-      s.now.raw.at(8 * n + 2 * c + (e & 1), 16 * warp + 8 * (e >> 1))[g] = from_float<bf16_t>(x[e]);
+      s.now.raw.at(8 * this->place(n) + 2 * c + (e & 1), 16 * warp + 8 * (e >> 1))[g] =
+          from_float<bf16_t>(x[e]);
   }
   // Of group n, Σ over the warp's channels of x = k·p.
   __device__ __forceinline__ void sum_key_part(const float (&x)[4], int n) const {
@@ -274,7 +277,7 @@ struct RowGradients : WarpChannels<GATED, P> {
     float sum = (upper ? second : first) + from_lane(upper ? first : second, 16);
     sum += from_lane(sum, 8);
     sum += from_lane(sum, 4);
-    if ((lane & 12) == 0) s.now.key_part[warp][8 * n + 2 * c + upper] = sum;
+    if ((lane & 12) == 0) s.now.key_part[warp][8 * this->place(n) + 2 * c + upper] = sum;
   }
   __device__ __forceinline__ void hand_over(int n) const {
     this->from_rows(n) = {db[n][0], db[n][1], db[n][2], db[n][3]};
@@ -284,20 +287,46 @@ struct RowGradients : WarpChannels<GATED, P> {
   __device__ __forceinline__ void tree() {
     through_state();
     terms_of_upper<4>(0);
-    terms_of_upper<2>(0);
-    level<2>(0);
-    pair(0);
-    pair(2);
-    level<4>(0);
-    terms_of_upper<2>(4);
-    level<2>(4);
-    meet<0>();  // the decays that from_rows() lies over are used up
+#pragma unroll 1
+    for (;;) {
+      terms_of_upper<2>(0);
+      level<2>(0);
+      if (this->half_flip) {
+        meet<0>();  // the decays that from_rows() lies over are used up
+        this->pair_flip = 2;
+#pragma unroll
+        for (int n = 4; n < 8; ++n) hand_over(n);
+        this->pair_flip = 0;
+      }
+#pragma unroll 1
+      for (;;) {
+        pair(0);
+        if (this->pair_flip) break;
+        this->template swap_groups<2>(db, 0, 4), this->template swap_groups<2>(dg, 0, 4);
+        this->template swap_groups<2>(packed, 0, 4);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) dq[n][e] = dq[n + 2][e];
+        this->pair_flip = 2;
+      }
+      this->pair_flip = 0;
+      if (this->half_flip) break;
+      level<4>(0);
+      this->template swap_groups<4>(db, 0, 8), this->template swap_groups<4>(packed, 0, 8);
+#pragma unroll
+      for (int n = 0; n < 4; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float done = dg[n][e];
+          dq[n][e] = dq[n + 4][e], dg[n][e] = 0;
+          dq[n + 4][e] = done;
+        }
+      this->half_flip = 4;
+    }
+    this->half_flip = 4, this->pair_flip = 2;
 #pragma unroll
     for (int n = 0; n < 4; ++n) hand_over(n);
-    pair(4);
-    pair(6);
-#pragma unroll
-    for (int n = 4; n < 8; ++n) hand_over(n);
     meet<0>();
   }
   // Where inputs are raw, q is still needed.
@@ -308,14 +337,11 @@ struct RowGradients : WarpChannels<GATED, P> {
     for (int n = 0; n < 8; ++n) {
       float other[4];
       this->spread(other, this->from_columns(n));
+      const float(&done)[4] = n < 4 ? dg[n] : dq[n];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) dg[n][e] += other[e];
-      if constexpr (!kLogits) {
-        this->write(p.dg, dg[n], n);
-      } else {
+      for (int e = 0; e < 4; ++e) other[e] += done[e];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) *this->at(s.now.erase, n, e) = dg[n][e];
-      }
+      for (int e = 0; e < 4; ++e) *this->at(s.now.erase, n, e) = other[e];
     }
   }
 };

@@ -31,10 +31,31 @@ struct WarpChannels {
   int score_row = high * 4096 + low * 64 + (odd ^ low) * 8;
   int score_column = high * 4096 + (8 * odd + low) * 64 + low * 8;
   int float_at = 2 * c * 64 + ((16 * warp + g) ^ 8 * c);
+  // Halves of a chunk, four groups each, and pairs of groups in a half are gone through by the same
+  // code, or the instruction cache would not hold it: the arrays of the second one take the
+  // registers of the first, and group n of registers is group n ^ half ^ pair of the chunk.
+  int half_flip = 0, pair_flip = 0;  // 0 or 4, 0 or 2
+
+  __device__ __forceinline__ int place(int n) const {
+    return n + (n & 4 ? -half_flip : half_flip) + (n & 2 ? -pair_flip : pair_flip);
+  }
+  // Groups n and n ^ BY of registers trade places.
+  template <int BY, class T, int N>
+  __device__ __forceinline__ static void swap_groups(T (&x)[8][N], int first, int last) {
+#pragma unroll
+    for (int n = first; n < last; ++n) {
+      if (n & BY) continue;
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        const T y = x[n][e];
+        x[n][e] = x[n + BY][e], x[n + BY][e] = y;
+      }
+    }
+  }
 
   // Groups n and n+1 of a tile [times, channels] as a left operand [channels, times].
   __device__ __forceinline__ void load(unsigned (&r)[4], const SwizzledTile& x, int n) const {
-    load_matrices_transposed(r, x.s + key_row + 512 * n);
+    load_matrices_transposed(r, x.s + key_row + 512 * place(n));
   }
   __device__ __forceinline__ static void widen(float (&x)[4], unsigned first, unsigned second) {
     x[0] = low_half(first), x[1] = high_half(first);
@@ -50,25 +71,25 @@ struct WarpChannels {
     widen(x, r[n % 2 * 2], r[n % 2 * 2 + 1]);
   }
   __device__ __forceinline__ float* at(FloatTile& x, int n, int e) const {
-    return x.s + (e < 2 ? float_at : float_at ^ 8) + 512 * n + 64 * (e & 1);
+    return x.s + (e < 2 ? float_at : float_at ^ 8) + 512 * place(n) + 64 * (e & 1);
   }
   __device__ __forceinline__ void erase(float (&b)[4], int n) const {
     if constexpr (GATED) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) b[e] = *at(s.now.erase, n, e);
     } else {
-      const float2 beta = *reinterpret_cast<const float2*>(s.now.beta + 8 * n + 2 * c);
+      const float2 beta = *reinterpret_cast<const float2*>(s.now.beta + 8 * place(n) + 2 * c);
       b[0] = b[2] = beta.x, b[1] = b[3] = beta.y;
     }
   }
   __device__ __forceinline__ void head(float (&x)[4], int n) const {
-    spread(x, s.now.head[warp][n][lane]);
+    spread(x, s.now.head[warp][place(n)][lane]);
   }
   __device__ __forceinline__ void tail(float (&x)[4], int n) const {
-    spread(x, s.now.tail[warp][n][lane]);
+    spread(x, s.now.tail[warp][place(n)][lane]);
   }
   __device__ __forceinline__ void times_total(float (&f)[2], int n) const {
-    const float2 t = s.now.total[warp][n][g];
+    const float2 t = s.now.total[warp][place(n)][g];
     f[0] *= t.x, f[1] *= t.y;
   }
   // f[i] = the decay over groups [first, first+i); over (first+i, first+COUNT).
@@ -93,10 +114,10 @@ struct WarpChannels {
   // Blocks [8,8] of dP (r[0], r[1]) and dM (r[2], r[3]): of rows i, columns j and j+1 for an even
   // j, as right operands [j,i]; of rows i and i+1, column j, as right operands [i,j].
   __device__ __forceinline__ void rows_of_scores(unsigned (&r)[4], int i, int j) const {
-    load_matrices(r, s.now.dp.s + (score_row ^ 8 * j) + 512 * i);
+    load_matrices(r, s.now.dp.s + (score_row ^ 8 * place(j)) + 512 * place(i));
   }
   __device__ __forceinline__ void columns_of_scores(unsigned (&r)[4], int i, int j) const {
-    load_matrices_transposed(r, s.now.dp.s + (score_column ^ 8 * j) + 512 * i);
+    load_matrices_transposed(r, s.now.dp.s + (score_column ^ 8 * place(j)) + 512 * place(i));
   }
   // x times f as half of a left operand.
   __device__ __forceinline__ static void pack(unsigned* a, const float (&x)[4],
@@ -118,7 +139,7 @@ struct WarpChannels {
   // Group n of f32 rows [tokens,HV,K] in memory.
   __device__ __forceinline__ void write(float* g_x, const float (&x)[4], int n) const {
     const ChannelItem& item = s.now.item;
-    const int t = 8 * n + 2 * c, d = 16 * warp + g, channels = item.channels(p);
+    const int t = 8 * place(n) + 2 * c, d = 16 * warp + g, channels = item.channels(p);
     const int64_t stride = p.gate_stride();
     float* to = g_x + item.gate_at(p) + t * stride + d;
     const bool inside = d < channels, inside8 = d + 8 < channels;
@@ -135,15 +156,15 @@ struct WarpChannels {
   __device__ __forceinline__ void put(SwizzledTile& x, const unsigned (&packed)[8][2]) const {
 #pragma unroll
     for (int n = 0; n < 8; n += 2)
-      store_matrices<true>(x.s + key_row + 512 * n,
+      store_matrices<true>(x.s + key_row + 512 * place(n),
                            {packed[n][0], packed[n][1], packed[n + 1][0], packed[n + 1][1]});
   }
   // Where the groups of warps hand sums to each other once the decays there are used up.
   __device__ __forceinline__ float4& from_rows(int n) const {
-    return n % 2 ? s.now.tail[warp][n][lane] : s.now.head[warp][n][lane];
+    return n % 2 ? s.now.tail[warp][place(n)][lane] : s.now.head[warp][place(n)][lane];
   }
   __device__ __forceinline__ float4& from_columns(int n) const {
-    return n % 2 ? s.now.head[warp][n][lane] : s.now.tail[warp][n][lane];
+    return n % 2 ? s.now.head[warp][place(n)][lane] : s.now.tail[warp][place(n)][lane];
   }
 };
 

@@ -95,11 +95,17 @@ __global__ void __launch_bounds__(kGradientThreads, 2) gradient_kernel(P p, int6
   else
     run<GATED, ColumnProducts, ColumnGradients>(p, item, first, s);
   if constexpr (kOfLogits<P>) return store_raw_gradients<GATED>(p, s);
+  barrier_wait<kGradientThreads>(0);
   const TilePlace at(thread_again());
   const ChannelItem& now = s.now.item;
   const int rows = now.span.rows, cols = now.channels(p);
   if (p.dq) at.store(p.dq + now.key_at(p), p.key_stride(), s.q, rows, cols);
   if (p.dk) at.store(p.dk + now.key_at(p), p.key_stride(), s.k, rows, cols);
+  if (!p.dg) return;
+#pragma unroll 1
+  for (int r = at.r; r < rows; r += 32)
+    if (at.c < cols)
+      store_finished(p.dg + now.gate_at(p) + r * p.gate_stride() + at.c, s.now.erase.at(r, at.c));
 }
 
 template <class P>
