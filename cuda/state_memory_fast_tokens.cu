@@ -6,7 +6,8 @@ namespace ebb::gpu::state_memory {
 namespace {
 
 // The group that has c and dy: U = dy Δᵀ of a memory, [64,N], which is both what dc sums, dc += w
-// gate U, and what V·dy is made of, V·dy = U·c row by row.
+// gate U, and what V·dy is made of, V·dy = (dy Δ̂ᵀ)·(c/ρ) row by row, with c/ρ rounded as in the
+// forward pass: V·dy − R·dy is a small difference where one weight is near 1, of the same V then.
 template <int NT>
 struct ValueSide {
   using Shared = TokenShared<NT>;
@@ -17,8 +18,8 @@ struct ValueSide {
   float dc[NT][8][4];
   // dy Δ̂ᵀ, then over the units of dy and the memory, U: of 64 columns of N, memory by memory.
   float u[kSlabs][8][4];
-  unsigned dy[4][4], dy_after[4][4];   // f16; bf16 of the next head
-  float dy_unit[2], unit[kAtOnce][2];  // of dy; of U
+  unsigned dy[4][4], dy_after[4][4];              // f16; bf16 of the next head
+  float c_unit[2], dy_unit[2], unit[kAtOnce][2];  // of c; of dy; of U
   unsigned turn = 0;
 
   __device__ __forceinline__ void begin() {
@@ -49,7 +50,7 @@ struct ValueSide {
     multiply_half_rows<true>(u[k], dy, s.memory[its.of[k / NT].at].tile[k % NT]);
     warpgroup_commit();
   }
-  // The k-th u, which is there, times 1/ρ; its dots with c.
+  // The dots of the k-th u, which is there, with c/ρ; then it is multiplied with 1/ρ.
   __device__ __forceinline__ void take_dots(int k, const MemoryRecord<NT>& m, float (&sum)[2][2],
                                             const Shared& s, const Lane& l) {
     const int t = k % NT;
@@ -68,9 +69,10 @@ struct ValueSide {
           const float2 rho = unpack_half(pairs[2 * b + h]);
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
+            const float2 scaled = unpack_half(multiply_halves(c[h][r], pairs[2 * b + h]));
+            sum[r][0] += u[k][n][2 * r] * scaled.x;
+            sum[r][1] += u[k][n][2 * r + 1] * scaled.y;
             u[k][n][2 * r] *= rho.x, u[k][n][2 * r + 1] *= rho.y;
-            sum[r][0] += u[k][n][2 * r] * delta::low_half(c[h][r]);
-            sum[r][1] += u[k][n][2 * r + 1] * delta::high_half(c[h][r]);
           }
         }
       }
@@ -92,7 +94,7 @@ struct ValueSide {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         unit[j][r] = s.memory[its.of[j].at].value_unit * dy_unit[r];
-        const float value = quad_sum(sum[j][r][0] + sum[j][r][1]) * unit[j][r];
+        const float value = quad_sum(sum[j][r][0] + sum[j][r][1]) * (unit[j][r] * c_unit[r]);
         if (l.c == 0) s.values[turn & 1][j][w.row + 8 * r] = value;
       }
     barrier_arrive<kBothGroups>(kValuesReady + int(turn & 1));
@@ -129,6 +131,7 @@ struct ValueSide {
     {
       unsigned c[4 * NT][4];
       load_rows(c, p, p.c, w.token, w.begin, p.c_heads, p.n, l);
+      to_half_rows(c, c_unit, 7);
 #pragma unroll
       for (int k = 0; k < 4 * NT; ++k)
         s.c[k][threadIdx.x % kGroup] = uint4{c[k][0], c[k][1], c[k][2], c[k][3]};

@@ -17,7 +17,7 @@ struct TokenShared {
   static constexpr int kAtOnce = 2 / NT;
   MemoryRecord<NT> memory[kStages];
   SwizzledTile q[NT];       // f16 rows
-  uint4 c[4 * NT][kGroup];  // bf16 rows, each thread's own part, as left operands hold it
+  uint4 c[4 * NT][kGroup];  // f16 rows, each thread's own part, as left operands hold it
   // Of every token: logit_unit (base 2), the units of its f16 rows of q and e times 1/rms, and
   // scale times 1/rms of q and of e; of two heads: lse (base 2), R·dy, gate.
   float4 units[64], numbers[2][64];
