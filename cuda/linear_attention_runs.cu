@@ -24,7 +24,8 @@ struct RunShared {
 };
 
 // Item (runs, head). A warp has the rows of K and a share of the columns of V of one run. Per 64
-// columns of V: 1 v ← τ w v, as right operands. 2 Δ = kᵀ v.
+// columns of V: 1 v ← τ w v, as right operands; of Δ in f32 (wide) with what rounding leaves as
+// more of them, since a sharp softmax over Δ shows it. 2 Δ = kᵀ v.
 template <int ROWS>
 __global__ void __launch_bounds__(kRunThreads)
     run_kernel(RunProblem p, bf16_t* narrow, float* wide) {
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kRunThreads)
                     kRunColumns);
       wait_copies();
       __syncthreads();
-      unsigned b[kSteps][kPairs][4];
+      unsigned b[kSteps][kPairs][4], rest[kSteps][kPairs][4];
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {  // 1
         const int t = t0 + 16 * i + 2 * l.c;
@@ -57,9 +58,12 @@ __global__ void __launch_bounds__(kRunThreads)
           load_matrices_transposed(b[i][j], s.v + (t0 + 16 * i + l.low + 8 * l.odd) * kRunRow + n0 +
                                                 16 * j + 8 * l.high);
 #pragma unroll
-          for (int e = 0; e < 4; ++e)
-            b[i][j][e] = pack_bf16(tail[e & 1].x * weight[e & 1].x * low_half(b[i][j][e]),
-                                   tail[e & 1].y * weight[e & 1].y * high_half(b[i][j][e]));
+          for (int e = 0; e < 4; ++e) {
+            const float x = tail[e & 1].x * weight[e & 1].x * low_half(b[i][j][e]);
+            const float y = tail[e & 1].y * weight[e & 1].y * high_half(b[i][j][e]);
+            b[i][j][e] = pack_bf16(x, y);
+            rest[i][j][e] = pack_bf16(x - low_half(b[i][j][e]), y - high_half(b[i][j][e]));
+          }
         }
       }
       for (int m0 = 0; m0 < p.keys(); m0 += 16) {  // 2
@@ -73,6 +77,9 @@ __global__ void __launch_bounds__(kRunThreads)
           for (int j = 0; j < kPairs; ++j) {
             mma(sum[j][0], a, b[i][j][0], b[i][j][1]);
             mma(sum[j][1], a, b[i][j][2], b[i][j][3]);
+            if (!wide) continue;
+            mma(sum[j][0], a, rest[i][j][0], rest[i][j][1]);
+            mma(sum[j][1], a, rest[i][j][2], rest[i][j][3]);
           }
         }
         if (s.places.rows[run] == 0) continue;

@@ -38,6 +38,16 @@ Tensor row_scales(const Tensor& x, double eps) {
   return out;
 }
 
+// x = to + rest, each rounded to bf16.
+__global__ void __launch_bounds__(kTileThreads)
+    split_kernel(const float* x, int64_t count, __nv_bfloat16* to, __nv_bfloat16* rest) {
+  for (int64_t i = int64_t(blockIdx.x) * kTileThreads + threadIdx.x; i < count;
+       i += int64_t(gridDim.x) * kTileThreads) {
+    to[i] = from_float<__nv_bfloat16>(x[i]);
+    rest[i] = from_float<__nv_bfloat16>(x[i] - to_float(to[i]));
+  }
+}
+
 template <class T>
 struct Shared {
   T e[64 * slab_ld<T>()], c[64 * slab_ld<T>()], m[64 * slab_ld<T>()];
@@ -58,7 +68,8 @@ __device__ __forceinline__ void take_in(Shared<T>& s, int r, float logit) {
 }
 
 // Item (tile of tokens, head), the last tiles, which see most, first. R [64,64·SLABS] is held in
-// registers. Per memory Δ: over its slabs 1 F = Δ e and V = Δᵀ c, 2 the logit q̂·(ρ∘F)/rms(e). 3 The
+// registers. Per memory Δ: over its slabs 1 F = Δ e and V = Δᵀ c, of Δ and then of its rest, 2 the
+// logit q̂·(ρ∘F)/rms(e). 3 The
 // running softmax. 4 R = keep R + weight V. At the end: 5 r, lse, o. Operands enter the products as
 // they are stored; what scales them is f32.
 template <class T, int SLABS>
@@ -88,14 +99,20 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll
         for (int slab = 0; slab < SLABS; ++slab) {  // 1
           __syncthreads();
-          load_memory(s.m, p, m, head, k, slab);
           if (opens || SLABS > 1) load_vectors(s.e, p.e, p, span, head, p.e_heads, p.p, slab);
           if (slab == 0 && (opens || slabs_n > 1))
             load_vectors(s.c, p.c, p, span, head, p.c_heads, p.n, k);
-          wait_copies();
-          __syncthreads();
-          multiply<Stored::rows, Stored::columns>(keys, s.e, ld, s.m, ld, 64);
-          multiply<Stored::rows, Stored::rows>(value[slab], s.c, ld, s.m, ld, 64);
+          const T* memories = p.memories;
+#pragma unroll 1
+          while (memories) {
+            load_memory(s.m, memories, p, m, head, k, slab);
+            wait_copies();
+            __syncthreads();
+            multiply<Stored::rows, Stored::columns>(keys, s.e, ld, s.m, ld, 64);
+            multiply<Stored::rows, Stored::rows>(value[slab], s.c, ld, s.m, ld, 64);
+            memories = memories == p.rest ? nullptr : p.rest;
+            if (memories) __syncthreads();
+          }
         }
         key_sums(keys, &s.parts[0][0], p, span, m, head, k);  // 2
         __syncthreads();
@@ -149,13 +166,23 @@ void count_runs(const StateMemoryProblem& p, Scales* s) {
 
 }  // namespace
 
-StateMemoryProblem with_narrow_memories(StateMemoryProblem p) {
-  p.memories = p.memories.to(p.q.dtype());
+StateMemoryProblem with_narrow_memories(StateMemoryProblem p, Tensor* rest) {
+  if (p.memories.dtype() == p.q.dtype()) return p;
+  const Tensor wide = p.memories;
+  p.memories = Tensor::empty(wide.shape(), DType::bf16, wide.device());
+  *rest = Tensor::empty(wide.shape(), DType::bf16, wide.device());
+  if (wide.numel() == 0) return p;
+  const int64_t blocks = std::min<int64_t>(ceil_div(wide.numel(), kTileThreads),
+                                           int64_t(16) * multiprocessors(wide.device()));
+  split_kernel<<<unsigned(blocks), kTileThreads, 0, stream_of(wide)>>>(
+      ptr<float>(wide), wide.numel(), ptr<bf16>(p.memories), ptr<bf16>(*rest));
+  check_launch();
   return p;
 }
 
-Scales make_scales(const StateMemoryProblem& p) {
+Scales make_scales(const StateMemoryProblem& p, const Tensor& rest) {
   Scales s;
+  s.rest = rest;
   if (p.normalize) {
     s.q = row_scales(p.q, p.eps), s.e = row_scales(p.e, p.eps);
     s.rho = row_scales(p.memories, p.eps_row);
@@ -172,6 +199,7 @@ template <class T>
 Attention<device_t<T>> make_attention(const StateMemoryProblem& p, const Scales& scales) {
   Attention<device_t<T>> a;
   a.q = ptr<T>(p.q), a.e = ptr<T>(p.e), a.c = ptr<T>(p.c), a.memories = ptr<T>(p.memories);
+  a.rest = ptr<T>(scales.rest);
   a.gate = ptr<T>(p.gate);
   a.q_scale = ptr<float>(scales.q), a.e_scale = ptr<float>(scales.e);
   a.rho = ptr<float>(scales.rho);
@@ -205,8 +233,9 @@ Tensor state_memory_attention_fwd(const StateMemoryProblem& given, const Tensor&
   using namespace state_memory;
   if (r.numel() == 0) return {};
   if (fast_path(given)) return fast_fwd(given, o, r, lse);
-  const StateMemoryProblem problem = with_narrow_memories(given);
-  const Scales scales = make_scales(problem);
+  Tensor rest;
+  const StateMemoryProblem problem = with_narrow_memories(given, &rest);
+  const Scales scales = make_scales(given, rest);
   visit_compute(problem.q.dtype(), [&]<class Host>() {
     using T = device_t<Host>;
     const Attention<T> p = make_attention<Host>(problem, scales);

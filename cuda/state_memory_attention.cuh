@@ -12,6 +12,7 @@ using delta::Span;
 template <class T>
 struct Attention {
   const T *q, *e, *c, *memories;         // [tokens,*,N], [tokens,*,P], [tokens,*,N], [M,H,N,P]
+  const T* rest;                         // of memories in f32, what rounding has left; or null
   const T* gate;                         // [tokens,*] or null
   const float *q_scale, *e_scale, *rho;  // 1/rms of the rows of q, e, memories; null: 1
   float scale;
@@ -105,13 +106,13 @@ __device__ __forceinline__ void load_vectors(T* s, const T* x, const Attention<T
   load_tile(s, slab_ld<T>(), 64, 64, x + p.vector_at(span.first, head, of, width) + 64 * slab,
             int64_t(of) * width, span.rows, min(64, width - 64 * slab));
 }
-// s [64,64] = rows 64·row_slab..., columns 64·column_slab... of a memory. Likewise.
+// s [64,64] = rows 64·row_slab..., columns 64·column_slab... of a memory, or of its rest. Likewise.
 template <class T>
-__device__ __forceinline__ void load_memory(T* s, const Attention<T>& p, int64_t m, int head,
-                                            int row_slab, int column_slab) {
+__device__ __forceinline__ void load_memory(T* s, const T* memories, const Attention<T>& p,
+                                            int64_t m, int head, int row_slab, int column_slab) {
   load_tile(s, slab_ld<T>(), 64, 64,
-            p.memories + p.memory_at(m, head) + int64_t(64 * row_slab) * p.p + 64 * column_slab,
-            p.p, min(64, p.n - 64 * row_slab), min(64, p.p - 64 * column_slab));
+            memories + p.memory_at(m, head) + int64_t(64 * row_slab) * p.p + 64 * column_slab, p.p,
+            min(64, p.n - 64 * row_slab), min(64, p.p - 64 * column_slab));
 }
 
 // s_parts: the row sums of q∘ρ∘F over slab `slab` of N, F [64,64] in registers; in two parts, to be
@@ -138,12 +139,13 @@ __device__ __forceinline__ float logit_of(const Attention<T>& p, int64_t t, int 
 // The device's view; what it points at must outlive the launches.
 struct Scales {
   Tensor q, e, rho;  // f32, undefined without normalisation
+  Tensor rest;       // as Attention::rest
   Tensor run_before, before;
   int64_t runs = 0;  // that have tokens here
 };
-// With memories of q's dtype, which is all that these kernels take.
-StateMemoryProblem with_narrow_memories(StateMemoryProblem p);
-Scales make_scales(const StateMemoryProblem& p);
+// With memories of q's dtype, which is all that these kernels take; the others' rest.
+StateMemoryProblem with_narrow_memories(StateMemoryProblem p, Tensor* rest);
+Scales make_scales(const StateMemoryProblem& p, const Tensor& rest);
 template <class T>
 Attention<device_t<T>> make_attention(const StateMemoryProblem& p, const Scales& scales);
 

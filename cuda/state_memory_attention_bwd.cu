@@ -92,8 +92,8 @@ struct Tiles {
   Weights w;
 };
 
-// Slab k of N: D = Δ dy and F = Δ e, and their share of the logits and values. Ends before the
-// barrier that lets the sums be used.
+// Slab k of N: D = Δ dy and F = Δ e, of Δ and then of its rest, and their share of the logits and
+// values. Ends before the barrier that lets the sums be used.
 template <class T>
 __device__ __forceinline__ void products(Tiles<T>& s, const Attention<T>& p, const Upstream<T>& u,
                                          const Tile& tile, int64_t m, int head, int k,
@@ -103,13 +103,19 @@ __device__ __forceinline__ void products(Tiles<T>& s, const Attention<T>& p, con
   f.clear();
   for (int slab = 0; 64 * slab < p.p; ++slab) {
     __syncthreads();
-    load_memory(s.m, p, m, head, k, slab);
     load_vectors(s.a, u.dy, p, tile.span, head, p.heads, p.p, slab);
     load_vectors(s.b, p.e, p, tile.span, head, p.e_heads, p.p, slab);
-    wait_copies();
-    __syncthreads();
-    multiply<Stored::rows, Stored::columns>(d, s.a, ld, s.m, ld, 64);
-    multiply<Stored::rows, Stored::columns>(f, s.b, ld, s.m, ld, 64);
+    const T* memories = p.memories;
+#pragma unroll 1
+    while (memories) {
+      load_memory(s.m, memories, p, m, head, k, slab);
+      wait_copies();
+      __syncthreads();
+      multiply<Stored::rows, Stored::columns>(d, s.a, ld, s.m, ld, 64);
+      multiply<Stored::rows, Stored::columns>(f, s.b, ld, s.m, ld, 64);
+      memories = memories == p.rest ? nullptr : p.rest;
+      if (memories) __syncthreads();
+    }
   }
   key_sums(f, &s.w.parts[0][0], p, tile.span, m, head, k);
   value_sums(d, &s.w.more[0][0], p, tile.span, head, k);
@@ -215,7 +221,7 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll(PS > 2 ? 1 : PS)
           for (int slab = 0; slab < PS; ++slab) {
             __syncthreads();
-            load_memory(s.m, p, m, head, k, slab);
+            load_memory(s.m, p.memories, p, m, head, k, slab);
             if (slab == 0)
               load_scaled(s.a, p.q, p, span, head, p.q_heads, p.n, k, [&](int r, int column) {
                 return s.w.dlogit[r] * s.w.q[r] * (rho ? rho[column] : 1.f);
@@ -382,11 +388,12 @@ void state_memory_attention_bwd(const StateMemoryProblem& given, const Tensor& r
   using namespace state_memory;
   if (r.numel() == 0) return;
   if (given.prepared || fast_path(given)) return fast_bwd(given, r, lse, d_o, wanted);
-  const StateMemoryProblem problem = with_narrow_memories(given);
+  Tensor rest;
+  const StateMemoryProblem problem = with_narrow_memories(given, &rest);
   StateMemoryGradients grads = wanted;
   const bool widen = wanted.dmemories && wanted.dmemories.dtype() != problem.q.dtype();
   if (widen) grads.dmemories = Tensor::empty_like(problem.memories);
-  const Scales scales = make_scales(problem);
+  const Scales scales = make_scales(given, rest);
   const int64_t tokens = problem.batch() * problem.time(), memories = problem.memories.size(0);
   const cudaStream_t stream = stream_of(r);
   const Tensor delta = Tensor::empty({tokens, problem.heads()}, DType::f32, r.device());
