@@ -45,7 +45,8 @@ list(APPEND EBB_CUDA_EXTRA_SOURCES
   cuda/delta_rule_step.cu cuda/delta_rule_step_logits.cu
   cuda/dplr_bwd.cu cuda/dplr_fast.cu cuda/dplr_fast_gradients.cu cuda/dplr_fast_prepare.cu
   cuda/dplr_fast_scan.cu cuda/dplr_steep_gradients.cu cuda/dplr_wide_gradients.cu
-  cuda/dplr_wide_prepare.cu cuda/dplr_wide_scan.cu cuda/dplr_wide_scores.cu cuda/dplr_wide_values.cu)
+  cuda/dplr_wide_prepare.cu cuda/dplr_wide_scan.cu cuda/dplr_wide_scan_slots.cu
+  cuda/dplr_wide_scores.cu cuda/dplr_wide_values.cu)
 list(APPEND EBB_OP_EXTRA_SOURCES
   ops/gated_linear_attention_cpu.cpp ops/gated_linear_attention_cpu_bwd.cpp
   ops/linear_attention_channel.cpp ops/linear_attention_channel_cpu.cpp)

@@ -48,14 +48,18 @@ Tensor per_chunk(const DplrProblem& p, size_t size) {
 // Heads that dplr_wide.cuh is for.
 bool is_wide(const DplrProblem& p) { return p.key_dim() > 64 || p.value_dim() > 64; }
 
+int panels_of(const DplrProblem& p) { return p.key_dim() <= 64 ? 1 : p.key_dim() <= 128 ? 2 : 4; }
+
 WideProblem make_wide(const DplrProblem& p, const DplrSaved& saved, const Tensor& chunk_before) {
   WideProblem d{make_fast(p, saved, chunk_before)};
-  d.panels = int(ceil_div(p.key_dim(), 64)), d.blocks = int(ceil_div(p.value_dim(), 64));
+  d.panels = panels_of(p), d.blocks = int(ceil_div(p.value_dim(), 64));
   d.wide_steps = d.steps;
   return d;
 }
-size_t wide_step_size(int64_t panels) {
-  return panels == 1 ? sizeof(WideStep<1>) : sizeof(WideStep<2>);
+size_t step_size(int panels) {
+  return panels == 1   ? sizeof(WideStep<1>)
+         : panels == 2 ? sizeof(WideStep<2>)
+                       : sizeof(WideStep<4>);
 }
 
 DplrSaved save_for(const DplrProblem& p) {
@@ -64,11 +68,11 @@ DplrSaved save_for(const DplrProblem& p) {
             .states = per_chunk(p, sizeof(SwizzledTile)),
             .values = per_chunk(p, sizeof(ChunkStep)),
             .scores = parts_of(p) == 4 ? per_chunk(p, sizeof(ChunkScores)) : Tensor()};
-  const size_t panels = size_t(ceil_div(p.key_dim(), 64));
+  const int panels = panels_of(p);
   const size_t blocks = size_t(ceil_div(p.value_dim(), 64));
   return {.inverse = per_chunk(p, sizeof(SwizzledTile)),
-          .states = per_chunk(p, panels * blocks * sizeof(SwizzledTile)),
-          .values = per_chunk(p, wide_step_size(int64_t(panels))),
+          .states = per_chunk(p, size_t(panels) * blocks * sizeof(SwizzledTile)),
+          .values = per_chunk(p, step_size(panels)),
           .scores = per_chunk(p, sizeof(ChunkScores))};
 }
 

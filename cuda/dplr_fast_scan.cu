@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         store_values(o + p.value_at(token, item.hv), p.value_stride(), from.out, rows, p.value_dim);
         store_tile(p.chunk_states[p.tile_at(chunk, item.hv)], from.state);
       },
-      [&](const ScanItem& item, int64_t, int64_t chunk, ForwardInput& to, Mbarrier& arrived) {
+      [&](const ScanItem& item, int64_t, int64_t chunk, int, ForwardInput& to, Mbarrier& arrived) {
         const int64_t at = p.tile_at(chunk, item.hv);
         const Run runs[] = {{&to.step, p.steps + at, kStepBytes},
                             {&to.terms, p.terms + at, kTermsBytes}};
@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       [&](const ScanItem& item, int64_t, int64_t chunk, int, const ReverseOutput& from) {
         store_tile(p.dstates[p.tile_at(chunk, item.hv)], from.state);
       },
-      [&](const ScanItem& item, int64_t token, int64_t chunk, ReverseInput& to, Mbarrier& arrived) {
+      [&](const ScanItem& item, int64_t token, int64_t chunk, int, ReverseInput& to,
+          Mbarrier& arrived) {
         fetch_step(p, d_o, p.steps[p.tile_at(chunk, item.hv)], token, item.hv, to, arrived);
       });
 }

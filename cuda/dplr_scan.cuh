@@ -9,6 +9,8 @@ namespace ebb::gpu::low_rank {
 
 inline constexpr int kWarpsOfRole = 4, kRoleThreads = 32 * kWarpsOfRole;
 inline constexpr int kThreads = 2 * kRoleThreads + 32;
+// Registers are given and taken by whole groups of four warps.
+inline constexpr int kSharingThreads = 3 * kRoleThreads;
 
 // Results of four warps for four others.
 template <int OUTS>
@@ -34,9 +36,11 @@ struct OutputPlace : RingPlace<OUTS> {
   }
 };
 
-template <class Input, class Output, int INS, int OUTS>
+// SLOTS: inputs of a step; where there are several, the warps that multiply have more registers.
+template <class Input, class Output, int INS, int OUTS, int SLOTS = 1>
 struct StepShared {
-  static constexpr int kIns = INS, kOuts = OUTS;
+  static constexpr int kIns = INS, kOuts = OUTS, kSlots = SLOTS;
+  static constexpr bool kShares = SLOTS > 1;
   Input in[INS];
   Output out[OUTS];
   Ring<INS, kWarpsOfRole> ring;
@@ -96,7 +100,7 @@ __device__ __forceinline__ void store_values(bf16_t* g, int64_t stride, const Sw
 }
 
 // The roles of a block: multiply(item, place of inputs, place of outputs), store(item, token,
-// chunk, rows, output), fetch(item, token, chunk, input, barrier).
+// chunk, rows, output), fetch(item, token, chunk, slot, input, barrier).
 template <bool ENDS, bool REVERSE, class Shared, class Multiply, class Store, class Fetch>
 __device__ __forceinline__ void run_roles(const FastProblem& p, const Segments& segments, Shared& s,
                                           Multiply&& multiply, Store&& store, Fetch&& fetch) {
@@ -119,10 +123,12 @@ __device__ __forceinline__ void run_roles(const FastProblem& p, const Segments& 
     }
   };
   if (role == 0) {
+    if constexpr (Shared::kShares) take_registers();
     RingPlace<Shared::kIns> in;
     OutputPlace<Shared::kOuts> to;
     each([&](const ScanItem& item) { multiply(item, in, to); });
   } else if (role == 1) {
+    if constexpr (Shared::kShares) give_registers();
     OutputPlace<Shared::kOuts> from;
     if (ENDS) return;
     each([&](const ScanItem& item) {
@@ -135,12 +141,19 @@ __device__ __forceinline__ void run_roles(const FastProblem& p, const Segments& 
       });
     });
   } else {
+    if constexpr (Shared::kShares) {
+      give_registers();
+      if (int(threadIdx.x) >= kThreads) return;
+    }
     RingPlace<Shared::kIns> to;
     each([&](const ScanItem& item) {
       each_step(item, [&](int, int64_t token, int64_t chunk) {
-        to.wait_empty(s.ring);
-        fetch(item, token, chunk, s.in[to.at], s.ring.full[to.at]);
-        to.next();
+#pragma unroll 1
+        for (int slot = 0; slot < Shared::kSlots; ++slot) {
+          to.wait_empty(s.ring);
+          fetch(item, token, chunk, slot, s.in[to.at], s.ring.full[to.at]);
+          to.next();
+        }
       });
     });
   }

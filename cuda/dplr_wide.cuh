@@ -1,21 +1,22 @@
-// dplr in bf16 on tensor cores for heads of up to 128 keys and 256 values: the formulas of
+// dplr in bf16 on tensor cores for heads of up to 256 keys and values: the formulas of
 // cuda/dplr_fast.cuh in panels of 64 channels of K and blocks of 64 columns of V. Scores are sums
 // over panels; what a chunk makes of the state, B̄ᵀ W, is a square of tiles; columns of V need
 // nothing of one another but the score gradients, which are sums over blocks. Every sum is made by
 // one block of threads in a fixed order.
 //   dplr_wide_scores.cu     A_ab, A_ak, A_rb, A_rk and (I − A_ab)⁻¹ of a chunk, panel by panel
 //   dplr_wide_prepare.cu    W, B̄ᵀ W, ε∘R + A_rb W; U and what it adds to the states and outputs
-//   dplr_wide_scan.cu       the scans, 64 columns of V each
+//   dplr_wide_scan.cu       the scans, 64 columns of V each; K > 128: dplr_wide_scan_slots.cu
 //   dplr_wide_values.cu     Y, Z, dV and the score gradients of a chunk
 //   dplr_wide_gradients.cu  dr, dw, dk, da, db of a chunk and panel
 // Only scores need centres or borders; elsewhere rows are multiplied with their whole decay from
 // the chunk's start, or to its end, which is at most 1.
 #pragma once
+#include "cuda/delta_scan_shared.cuh"
 #include "cuda/dplr_chunk.cuh"
 
 namespace ebb::gpu::low_rank {
 
-inline constexpr int kMostPanels = 2, kMostBlocks = 4;
+inline constexpr int kMostPanels = 4, kMostBlocks = 4;
 
 template <int PANELS>
 struct WideStep {
@@ -35,7 +36,7 @@ struct ScoreGradients {
 using InsideGradients = float[4][16][16][4];  // of part, i, j: dP_v, dP_y, dM_v, dM_y
 
 struct WideProblem : FastProblem {
-  int panels = 1, blocks = 1;
+  int panels = 1, blocks = 1;              // 1, 2 or 4, as many as kernels have; 1...4
   void* wide_steps = {};                   // of each chunk and head: WideStep<panels>
   SwizzledTile* wide_terms = {};           // WideTerms<panels>[blocks]
   ChunkValues* chunk_values = {};          // [blocks]
@@ -175,13 +176,25 @@ __device__ __forceinline__ void store_by(SwizzledTile& scratch, SwizzledTile& g,
   copy_rows(g, scratch, m0);
 }
 
+// The first pass's items from unit vectors have no values, nor places of theirs.
+template <bool ENDS>
+__device__ __forceinline__ bool is_unit(const FastProblem& p, const ScanItem& item) {
+  return ENDS && item.v0 >= p.value_dim;
+}
+template <bool ENDS>
+__device__ __forceinline__ int block_of(const FastProblem& p, const ScanItem& item) {
+  return is_unit<ENDS>(p, item) ? 0 : item.v0 / kFastTile;
+}
+
 // f.operator()<PANELS>().
 template <class F>
 void visit_panels(const WideProblem& p, F&& f) {
   if (p.panels == 1)
     f.template operator()<1>();
-  else
+  else if (p.panels == 2)
     f.template operator()<2>();
+  else
+    f.template operator()<4>();
 }
 // launch(first chunk, grid (head, chunk − first, third)) for as many chunks as a grid has.
 template <class F>
@@ -190,6 +203,12 @@ void each_grid(const WideProblem& p, int third, F&& launch) {
     launch(first, dim3(unsigned(p.heads), unsigned(std::min(p.chunks - first, kMostChunks)),
                        unsigned(third)));
 }
+
+// Segments of K > 128, as the scans of dplr_wide_scan.cu.
+void slot_scan(const WideProblem& p, const delta::Segments& segments, bool ends, bf16_t* o,
+               float* ht, cudaStream_t stream);
+void slot_reverse(const WideProblem& p, const delta::Segments& segments, bool ends,
+                  const CUtensorMap& d_o, cudaStream_t stream);
 
 void wide_scores(const WideProblem& p, int parts, cudaStream_t stream);
 void wide_prepare(const WideProblem& p, cudaStream_t stream);

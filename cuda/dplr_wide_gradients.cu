@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kFastThreads, PARTS == 4 ? 1 : 2)
 
 void wide_gradients(const WideProblem& p, int parts, cudaStream_t stream) {
   const auto launch = [&]<int PARTS>() {
-    each_grid(p, p.panels, [&](int64_t first, dim3 grid) {
+    each_grid(p, (p.key_dim + 63) / 64, [&](int64_t first, dim3 grid) {
       launch_fast<KeysShared<PARTS>>(keys_kernel<PARTS>, kFastThreads, grid, stream, p, first);
     });
   };

@@ -60,7 +60,8 @@ __device__ __forceinline__ void make_step(KeysShared<PANELS>& s, WideStep<PANELS
 // Block (head, chunk from the last on − first) of two warpgroups. 1 rows with their decays. 2 each
 // group with every other panel.
 template <int PANELS>
-__global__ void __launch_bounds__(kFastThreads, 2) keys_kernel(WideProblem p, int64_t first) {
+__global__ void __launch_bounds__(kFastThreads, PANELS > 2 ? 1 : 2)
+    keys_kernel(WideProblem p, int64_t first) {
   auto& s = swizzled_shared<KeysShared<PANELS>>();
   const Lane l;
   const int head = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
@@ -114,14 +115,13 @@ __device__ __forceinline__ void load_left(unsigned (&a)[4][4], const SwizzledTil
 // By a group of four warps: U, (K̄ᵀ V + B̄ᵀ U)ᵀ and A_rk V + A_rb U of 64 columns of V.
 template <int PANELS>
 __device__ __forceinline__ void make_terms(TermsShared<PANELS>& s, WideTerms<PANELS>& g,
-                                           unsigned (&ak)[4][4], unsigned (&rk)[4][4],
-                                           unsigned (&rb)[4][4], int group, int warp,
-                                           const Lane& l) {
+                                           unsigned (&ak)[4][4], unsigned (&rk)[4][4], int group,
+                                           int warp, const Lane& l) {
   const int m0 = 16 * warp;
   SwizzledTile &v = s.v[group], &u = s.x[group];
   SwizzledTile& scratch = group ? s.scores.rk : s.scores.ak;
   float x[8][4];
-  settle(ak), settle(rk), settle(rb);
+  settle(ak), settle(rk);
   warpgroup_begin();
   multiply_columns<true>(x, ak, v);
   finish(x);
@@ -137,7 +137,7 @@ __device__ __forceinline__ void make_terms(TermsShared<PANELS>& s, WideTerms<PAN
   meet_group(group);
   warpgroup_begin();
   multiply_columns<true>(x, rk, v);
-  multiply_columns(x, rb, u);
+  multiply_tiles<false, kLast, kFirst>(x, s.scores.rb, u, warp);
   finish(x);
   store_by(scratch, g.out, x, m0, l);
 #pragma unroll
@@ -153,7 +153,8 @@ __device__ __forceinline__ void make_terms(TermsShared<PANELS>& s, WideTerms<PAN
 // Block (head, chunk from the last on − first) of two warpgroups. 1 rows with their decays. 2 each
 // group with every other 64 columns of V.
 template <int PANELS>
-__global__ void __launch_bounds__(kFastThreads, 2) terms_kernel(WideProblem p, int64_t first) {
+__global__ void __launch_bounds__(kFastThreads, PANELS > 2 ? 1 : 2)
+    terms_kernel(WideProblem p, int64_t first) {
   auto& s = swizzled_shared<TermsShared<PANELS>>();
   const Lane l;
   const int head = int(blockIdx.x), warp = (int(threadIdx.x) >> 5) & 3;
@@ -186,10 +187,9 @@ __global__ void __launch_bounds__(kFastThreads, 2) terms_kernel(WideProblem p, i
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < PANELS; ++i) decays[i].to_end(s.total[i], s.k[i], s.b[i]);  // 1
-  unsigned ak[4][4], rk[4][4], rb[4][4];
+  unsigned ak[4][4], rk[4][4];
   load_left(ak, s.scores.ak, 16 * warp, l);
   load_left(rk, s.scores.rk, 16 * warp, l);
-  load_left(rb, s.scores.rb, 16 * warp, l);
   publish_tiles();
   __syncthreads();
   const int group = int(threadIdx.x) / 128;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kFastThreads, 2) terms_kernel(WideProblem p, i
       __syncthreads();
     }
     if (block + group < p.blocks)
-      make_terms<PANELS>(s, p.template term<PANELS>(at, block + group), ak, rk, rb, group, warp, l);
+      make_terms<PANELS>(s, p.template term<PANELS>(at, block + group), ak, rk, group, warp, l);
   }
 }
 

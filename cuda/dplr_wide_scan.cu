@@ -37,16 +37,6 @@ template <int PANELS>
 constexpr int kWideStepBytes = (PANELS * PANELS + PANELS) * int(sizeof(SwizzledTile)) +
                                64 * PANELS* int(sizeof(float));
 
-// The first pass's items from unit vectors have no values, nor places of theirs.
-template <bool ENDS>
-__device__ __forceinline__ bool is_unit(const FastProblem& p, const ScanItem& item) {
-  return ENDS && item.v0 >= p.value_dim;
-}
-template <bool ENDS>
-__device__ __forceinline__ int block_of(const FastProblem& p, const ScanItem& item) {
-  return is_unit<ENDS>(p, item) ? 0 : item.v0 / kFastTile;
-}
-
 // A chunk's step and 64 rows and columns of dO, as far as there are tokens; by one warp.
 template <int PANELS>
 __device__ __forceinline__ void fetch_step(const WideProblem& p, const CUtensorMap& d_o,
@@ -211,7 +201,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < PANELS; ++i) store_tile(p.chunk_states[to + i], from.state[i]);
       },
-      [&](const ScanItem& item, int64_t, int64_t chunk, ForwardInput<PANELS>& to,
+      [&](const ScanItem& item, int64_t, int64_t chunk, int, ForwardInput<PANELS>& to,
           Mbarrier& arrived) {
         const int64_t at = p.tile_at(chunk, item.hv);
         const Run runs[] = {{&to.step, &p.template step<PANELS>(at), kWideStepBytes<PANELS>},
@@ -235,11 +225,26 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
         for (int i = 0; i < PANELS; ++i) store_tile(p.dstates[to + i], from.state[i]);
       },
-      [&](const ScanItem& item, int64_t token, int64_t chunk, ReverseInput<PANELS>& to,
+      [&](const ScanItem& item, int64_t token, int64_t chunk, int, ReverseInput<PANELS>& to,
           Mbarrier& arrived) {
         fetch_step<PANELS>(p, d_o, p.template step<PANELS>(p.tile_at(chunk, item.hv)), token,
                            item.hv, block_of<ENDS>(p, item), to, arrived);
       });
+}
+
+// run.operator()<PANELS, ENDS>() for the pass over segments, where there are several, with what
+// joins them, and for the scan proper.
+template <class Run>
+void run_passes(const WideProblem& p, const Segments& segments, const float* given, bool reverse,
+                cudaStream_t stream, Run&& run) {
+  const auto passes = [&]<int PANELS>() {
+    if (segments.count > 1) {
+      run.template operator()<PANELS, true>();
+      chain_segments(p, segments, given, reverse, stream);
+    }
+    run.template operator()<PANELS, false>();
+  };
+  visit_panels(p, passes);
 }
 
 }  // namespace
@@ -247,14 +252,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 void wide_scan(const WideProblem& p, bf16_t* o, float* ht, Device device, cudaStream_t stream) {
   Tensor buffers[2];
   const Segments segments = cut_sequences(p, device, buffers);
-  visit_panels(p, [&]<int PANELS>() {
-    if (segments.count > 1) {
-      launch_fast<ForwardShared<PANELS>>(scan_kernel<PANELS, true>, kThreads,
-                                         scan_grid(p, segments, true), stream, p, segments, o, ht);
-      chain_segments(p, segments, p.h0, false, stream);
-    }
-    launch_fast<ForwardShared<PANELS>>(scan_kernel<PANELS, false>, kThreads,
-                                       scan_grid(p, segments, false), stream, p, segments, o, ht);
+  run_passes(p, segments, p.h0, false, stream, [&]<int PANELS, bool ENDS>() {
+    if constexpr (PANELS > 2)
+      slot_scan(p, segments, ENDS, o, ht, stream);
+    else
+      launch_fast<ForwardShared<PANELS>>(scan_kernel<PANELS, ENDS>, kThreads,
+                                         scan_grid(p, segments, ENDS), stream, p, segments, o, ht);
   });
 }
 
@@ -263,14 +266,12 @@ void wide_reverse(const WideProblem& p, Device device, cudaStream_t stream) {
   const Segments segments = cut_sequences(p, device, buffers);
   const CUtensorMap d_o =
       tile_map(p.d_o, p.value_dim, p.heads, p.value_dim, p.tokens, p.value_stride(), device);
-  visit_panels(p, [&]<int PANELS>() {
-    if (segments.count > 1) {
-      launch_fast<ReverseShared<PANELS>>(reverse_kernel<PANELS, true>, kThreads,
-                                         scan_grid(p, segments, true), stream, p, segments, d_o);
-      chain_segments(p, segments, p.dht, true, stream);
-    }
-    launch_fast<ReverseShared<PANELS>>(reverse_kernel<PANELS, false>, kThreads,
-                                       scan_grid(p, segments, false), stream, p, segments, d_o);
+  run_passes(p, segments, p.dht, true, stream, [&]<int PANELS, bool ENDS>() {
+    if constexpr (PANELS > 2)
+      slot_reverse(p, segments, ENDS, d_o, stream);
+    else
+      launch_fast<ReverseShared<PANELS>>(reverse_kernel<PANELS, ENDS>, kThreads,
+                                         scan_grid(p, segments, ENDS), stream, p, segments, d_o);
   });
 }
 

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kFastThreads, PARTS == 4 ? 1 : 2)
   float with_b[8][4] = {}, with_k[8][4] = {};
   PartScores inside_b = {}, inside_k = {};
 #pragma unroll 1
-  for (int panel = 0; panel < p.panels; ++panel) {
+  for (int panel = 0; 64 * panel < p.key_dim; ++panel) {
     const KeyPanel keys(p, panel);
     if (panel > 0) __syncthreads();  // the last one's products
     fetch_keys(keys, span, head, s.in);

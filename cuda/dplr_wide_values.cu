@@ -7,15 +7,20 @@ namespace {
 
 constexpr Inner kLast = Inner::last, kFirst = Inner::first;
 
+// Panels of the states that are there at once, the first ones in the beginning; each group fetches
+// its further ones itself.
+template <int PANELS>
+constexpr int kHeld = PANELS < 2 ? PANELS : 2;
+
 template <int PANELS>
 struct ValuesShared {
   SwizzledTile a[PANELS], b[PANELS], k[PANELS], inverse;
   ChunkScores scores;
-  SwizzledTile v, d_o, y, z;                   // y, z: first what the inverse multiplies
-  SwizzledTile state[PANELS], dstate[PANELS];  // [V,K]
+  SwizzledTile v, d_o, y, z;  // y, z: first what the inverse multiplies
+  SwizzledTile state[kHeld<PANELS>], dstate[kHeld<PANELS>];  // [V,K]
   GroupTotals total[PANELS];
 };
-static_assert(sizeof(ValuesShared<2>) + 1024 <= 227 * 1024);
+static_assert(sizeof(ValuesShared<4>) + 1024 <= 227 * 1024);
 
 // What 64 columns of V bring along, by all threads.
 template <int PANELS>
@@ -24,7 +29,7 @@ __device__ __forceinline__ void fetch_columns(const WideProblem& p, Span span, i
   fetch_block(p, p.v, span, head, block, s.v);
   fetch_block(p, p.d_o, span, head, block, s.d_o);
 #pragma unroll
-  for (int i = 0; i < PANELS; ++i) {
+  for (int i = 0; i < kHeld<PANELS>; ++i) {
     fetch_whole(s.state[i], p.chunk_states[p.state_tile(at, block, i)]);
     fetch_whole(s.dstate[i], p.dstates[p.state_tile(at, block, i)]);
   }
@@ -42,58 +47,99 @@ __device__ __forceinline__ void next_columns(const WideProblem& p, Span span, in
   meet<GROUP>();
 }
 
-// Y, by the columns' group, and Z, by the rows'.
+// Later panels of a state, by the group of four warps that reads it.
+template <int HELD>
+__device__ __forceinline__ void next_panels(SwizzledTile (&s)[HELD], const SwizzledTile* g,
+                                            int group) {
+  meet_group(group);
+#pragma unroll
+  for (int j = 0; j < HELD; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = 8 * ((int(threadIdx.x) & 127) + 128 * i);
+      copy_async_or_zero(s[j].s + at, g[j].s + at, true);
+    }
+  commit_copies();
+  wait_copy_groups<0>();
+  publish_tiles();
+  meet_group(group);
+}
+// What the inverse has made of x in its place, whose 16 rows the warp has put there.
+template <Inner INVERSE>
+__device__ __forceinline__ void apply_inverse(SwizzledTile& x, const SwizzledTile& inverse,
+                                              int group, int warp, const Lane& l) {
+  float y[8][4];
+  publish_tiles();
+  meet_group(group);
+  warpgroup_begin();
+  multiply_tiles<true, INVERSE, kFirst>(y, inverse, x, warp);
+  finish(y);
+  meet_group(group);
+  put_rows(x, y, 16 * warp, l);
+  publish_tiles();
+}
+
+// Y, by the columns' group. `state`: panels in memory.
 template <int PANELS>
-__device__ __forceinline__ void make_y(ValuesShared<PANELS>& s, int warp, const Lane& l) {
+__device__ __forceinline__ void make_y(ValuesShared<PANELS>& s, const SwizzledTile* state, int warp,
+                                       const Lane& l) {
+  constexpr int kThere = kHeld<PANELS>;
   float x[8][4];
   warpgroup_begin();
   multiply_tiles<true, kLast, kFirst>(x, s.scores.ak, s.v, warp);
 #pragma unroll
-  for (int i = 0; i < PANELS; ++i) multiply_tiles<false, kLast, kLast>(x, s.a[i], s.state[i], warp);
-  finish(x);
+  for (int first = 0; first < PANELS; first += kThere) {
+    if (first > 0) {
+      next_panels(s.state, state + first, 1);
+      settle(x);
+      warpgroup_begin();
+    }
+#pragma unroll
+    for (int i = 0; i < kThere; ++i)
+      multiply_tiles<false, kLast, kLast>(x, s.a[first + i], s.state[i], warp);
+    finish(x);
+  }
   put_rows(s.y, x, 16 * warp, l);
-  publish_tiles();
-  meet_group(1);
-  warpgroup_begin();
-  multiply_tiles<true, kLast, kFirst>(x, s.inverse, s.y, warp);
-  finish(x);
-  meet_group(1);
-  put_rows(s.y, x, 16 * warp, l);
-  publish_tiles();
+  apply_inverse<kLast>(s.y, s.inverse, 1, warp, l);
 }
+// Z, by the rows' group, and dV but for the part of Z.
 template <int PANELS>
-__device__ __forceinline__ void make_z(ValuesShared<PANELS>& s, int warp, const Lane& l) {
+__device__ __forceinline__ void make_z(ValuesShared<PANELS>& s, const SwizzledTile* dstate,
+                                       float (&dv)[8][4], int warp, const Lane& l) {
+  constexpr int kThere = kHeld<PANELS>;
   float x[8][4];
   warpgroup_begin();
   multiply_tiles<true, kFirst, kFirst>(x, s.scores.rb, s.d_o, warp);
+  multiply_tiles<true, kFirst, kFirst>(dv, s.scores.rk, s.d_o, warp);
 #pragma unroll
-  for (int i = 0; i < PANELS; ++i)
-    multiply_tiles<false, kLast, kLast>(x, s.b[i], s.dstate[i], warp);
-  finish(x);
+  for (int first = 0; first < PANELS; first += kThere) {
+    if (first > 0) {
+      next_panels(s.dstate, dstate + first, 0);
+      settle(x), settle(dv);
+      warpgroup_begin();
+    }
+#pragma unroll
+    for (int i = 0; i < kThere; ++i) {
+      multiply_tiles<false, kLast, kLast>(x, s.b[first + i], s.dstate[i], warp);
+      multiply_tiles<false, kLast, kLast>(dv, s.k[first + i], s.dstate[i], warp);
+    }
+    finish(x);
+    settle(dv);
+  }
   put_rows(s.z, x, 16 * warp, l);
-  publish_tiles();
-  meet_group(0);
-  warpgroup_begin();
-  multiply_tiles<true, kFirst, kFirst>(x, s.inverse, s.z, warp);
-  finish(x);
-  meet_group(0);
-  put_rows(s.z, x, 16 * warp, l);
-  publish_tiles();
+  apply_inverse<kFirst>(s.z, s.inverse, 0, warp, l);
 }
-// dV of the warp's 16 tokens, once nobody reads the state any more.
+// And that; out by way of `scratch`.
 template <int PANELS>
-__device__ __forceinline__ void value_gradient(const WideProblem& p, ValuesShared<PANELS>& s,
-                                               Span span, int head, int block, int warp,
-                                               const Lane& l) {
-  float x[8][4];
+__device__ __forceinline__ void store_value_gradient(const WideProblem& p, float (&dv)[8][4],
+                                                     const ValuesShared<PANELS>& s,
+                                                     SwizzledTile& scratch, Span span, int head,
+                                                     int block, int warp, const Lane& l) {
+  settle(dv);
   warpgroup_begin();
-  multiply_tiles<true, kFirst, kFirst>(x, s.scores.rk, s.d_o, warp);
-  multiply_tiles<false, kFirst, kFirst>(x, s.scores.ak, s.z, warp);
-#pragma unroll
-  for (int i = 0; i < PANELS; ++i)
-    multiply_tiles<false, kLast, kLast>(x, s.k[i], s.dstate[i], warp);
-  finish(x);
-  put_rows(s.state[0], x, 16 * warp, l);
+  multiply_tiles<false, kFirst, kFirst>(dv, s.scores.ak, s.z, warp);
+  finish(dv);
+  put_rows(scratch, dv, 16 * warp, l);
   __syncwarp();
   const int lane = int(threadIdx.x) & 31, c = lane % 8 * 8;
   bf16_t* g = p.dv + p.value_at(span.first, head) + 64 * block + c;
@@ -102,7 +148,7 @@ __device__ __forceinline__ void value_gradient(const WideProblem& p, ValuesShare
     const int row = 16 * warp + lane / 8 + 4 * i;
     if (row < span.rows && c < p.value_dim - 64 * block)
       store_word(reinterpret_cast<uint4*>(g + row * p.value_stride()),
-                 *reinterpret_cast<const uint4*>(s.state[0].at(row, c)));
+                 *reinterpret_cast<const uint4*>(scratch.at(row, c)));
   }
 }
 
@@ -156,10 +202,12 @@ __device__ __forceinline__ void rows_way(const WideProblem& p, ValuesShared<PANE
 #pragma unroll 1
   for (int block = 0; block < p.blocks; ++block) {
     next_columns<0>(p, span, at, head, block, s);
-    make_z(s, warp, l);
+    float dv[8][4];
+    make_z(s, p.dstates + p.state_tile(at, block, 0), dv, warp, l);
     copy_rows(p.chunk_values[at * p.blocks + block].z, s.z, 16 * warp);
     meet<0>();
     add_score_gradients(pv, mv, s, s.v, warp);
+    if (p.dv) store_value_gradient(p, dv, s, s.dstate[0], span, head, block, warp, l);
   }
   meet<0>();
   store_score_gradients<0>(p, pv, mv, s.z, at, warp, l);
@@ -172,11 +220,10 @@ __device__ __forceinline__ void columns_way(const WideProblem& p, ValuesShared<P
 #pragma unroll 1
   for (int block = 0; block < p.blocks; ++block) {
     next_columns<1>(p, span, at, head, block, s);
-    make_y(s, warp, l);
+    make_y(s, p.chunk_states + p.state_tile(at, block, 0), warp, l);
     copy_rows(p.chunk_values[at * p.blocks + block].y, s.y, 16 * warp);
     meet<1>();
     add_score_gradients(py, my, s, s.y, warp);
-    if (p.dv) value_gradient(p, s, span, head, block, warp, l);
   }
   meet<1>();
   store_score_gradients<1>(p, py, my, s.y, at, warp, l);

@@ -14,13 +14,13 @@
 // key axis first. Differentiable in all seven inputs; upstream gradients on o, ht or both.
 //
 // lower_bound declares that no w lies below it (0: none declared). On the GPU it selects how bf16
-// inputs with K <= 128, V <= 256 (multiples of 8) are computed by products of matrices: to −2.1875,
-// with the decays of a chunk centred on its middle; down to −4.375, with each half of a chunk
-// centred on its own; below or without a bound, with those of each 16 tokens referring to their
-// borders, at somewhat more than twice the time. A w below what was declared is an Error on the CPU
-// and raises DeviceFlag::unbounded_decay on the GPU. Other sizes, and f32, go token by token. By
-// products of matrices dw is a difference of sums in f32: a gradient some 1e-7 of its neighbours'
-// in the chunk (of a channel that forgets everything at every token) is their rounding.
+// inputs, K and V multiples of 8, are computed by products of matrices: down to −2.1875, with the
+// decays of a chunk centred on its middle; down to −4.375, with each half of a chunk centred on its
+// own; below or without a bound, with those of each 16 tokens referring to their borders, at
+// somewhat more than twice the time. A w below what was declared is an Error on the CPU and raises
+// DeviceFlag::unbounded_decay on the GPU. Other sizes, and f32, go token by token. By products of
+// matrices dw is a difference of sums in f32: a gradient some 1e-7 of its neighbours' in the chunk
+// (of a channel that forgets everything at every token) is their rounding.
 //
 // Chunks of C tokens, G_i the sum of w up to token i, Gx_i the sum before it, S the entering state:
 //   A_ab, A_ak [i,j<i] = Σ_d a_i {b_j, k_j} e^{Gx_i−G_j}

@@ -225,6 +225,10 @@ std::vector<RerunCase> cases() {
   out.push_back(dplr_rerun("dplr_wide_far_bound", rwkv_wide, -4));
   out.push_back(dplr_rerun("dplr_wide_unbounded", rwkv_wide, 0));
   out.push_back(dplr_rerun("dplr_wide_segments", {1, 3000, 1, 1, 128, 64, {}}, -0.6066));
+  const Size rwkv_widest{2, 333, 2, 2, 256, 128, {}}, lone_widest{1, 3000, 1, 1, 200, 64, {}};
+  out.push_back(dplr_rerun("dplr_widest", rwkv_widest, -0.6066));
+  out.push_back(dplr_rerun("dplr_widest_unbounded", rwkv_widest, 0));
+  out.push_back(dplr_rerun("dplr_widest_segments", lone_widest, -0.6066));
   for (const bool by_channel : {false, true}) {
     const std::string op = by_channel ? "gla_by_channel_" : "gla_";
     const Size one{2, 333, 3, 3, 64, 64, {}};

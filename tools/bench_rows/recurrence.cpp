@@ -148,8 +148,8 @@ BenchCase dplr_case(DType t, DplrSize s, double lower_bound = -0.6066) {
       .cost = [=](Pass p) { return dplr_cost(p, s, t); }};
 }
 
-DplrSize wide_dplr() {
-  return {.batch = 2, .time = 8192, .heads = 16, .key_dim = 128, .value_dim = 128};
+DplrSize wide_dplr(int64_t heads, int64_t key_dim) {
+  return {.batch = 2, .time = 8192, .heads = heads, .key_dim = key_dim, .value_dim = 128};
 }
 
 BenchCase dplr_step_case(DType t, DplrSize s) {
@@ -315,10 +315,12 @@ std::vector<BenchRow> recurrence_bench_rows() {
        Where::cuda},
       {"dplr", "B2 T8192 H32 K64 V64",
        [](DType t) { return dplr_case(t, {.batch = 2, .time = 8192, .heads = 32}); }, Where::cuda},
-      {"dplr", "B2 T8192 H16 K128 V128", [](DType t) { return dplr_case(t, wide_dplr()); },
+      {"dplr", "B2 T8192 H16 K128 V128", [](DType t) { return dplr_case(t, wide_dplr(16, 128)); },
        Where::cuda},
       {"dplr", "B2 T8192 H16 K128 V128 no bound",
-       [](DType t) { return dplr_case(t, wide_dplr(), 0); }, Where::cuda},
+       [](DType t) { return dplr_case(t, wide_dplr(16, 128), 0); }, Where::cuda},
+      {"dplr", "B2 T8192 H8 K256 V128", [](DType t) { return dplr_case(t, wide_dplr(8, 256)); },
+       Where::cuda},
       {"dplr_step", "B64 H8 K64 V64",
        [](DType t) { return dplr_step_case(t, {.batch = 64, .heads = 8}); }, Where::cuda},
       {"dplr", "B1 T1024 H8 K64 V64",
