@@ -56,10 +56,9 @@ WideProblem make_wide(const DplrProblem& p, const DplrSaved& saved, const Tensor
   d.wide_steps = d.steps;
   return d;
 }
-size_t step_size(int panels) {
-  return panels == 1   ? sizeof(WideStep<1>)
-         : panels == 2 ? sizeof(WideStep<2>)
-                       : sizeof(WideStep<4>);
+template <template <int> class S>
+size_t size_for(int panels) {
+  return panels == 1 ? sizeof(S<1>) : panels == 2 ? sizeof(S<2>) : sizeof(S<4>);
 }
 
 DplrSaved save_for(const DplrProblem& p) {
@@ -72,16 +71,15 @@ DplrSaved save_for(const DplrProblem& p) {
   const size_t blocks = size_t(ceil_div(p.value_dim(), 64));
   return {.inverse = per_chunk(p, sizeof(SwizzledTile)),
           .states = per_chunk(p, size_t(panels) * blocks * sizeof(SwizzledTile)),
-          .values = per_chunk(p, step_size(panels)),
+          .values = per_chunk(p, size_for<WideStep>(panels)),
           .scores = per_chunk(p, sizeof(ChunkScores))};
 }
 
 void run_wide_fwd(const DplrProblem& problem, const DplrSaved& saved, const Tensor& before,
                   const Tensor& o, const Tensor& ht) {
   WideProblem p = make_wide(problem, saved, before);
-  const Tensor terms =
-      per_chunk(problem, size_t(p.blocks) * size_t(p.panels + 1) * sizeof(SwizzledTile));
-  p.wide_terms = reinterpret_cast<SwizzledTile*>(ptr<bf16>(terms));
+  const Tensor terms = per_chunk(problem, size_t(p.blocks) * size_for<WideTerms>(p.panels));
+  p.wide_terms = ptr<bf16>(terms);
   const cudaStream_t stream = stream_of(o);
   wide_scores(p, parts_of(problem), stream);
   wide_prepare(p, stream);

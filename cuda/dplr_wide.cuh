@@ -13,6 +13,7 @@
 #pragma once
 #include "cuda/delta_scan_shared.cuh"
 #include "cuda/dplr_chunk.cuh"
+#include "cuda/dplr_terms.cuh"
 
 namespace ebb::gpu::low_rank {
 
@@ -24,21 +25,23 @@ struct WideStep {
   float decay[64 * PANELS];                         // ε²
 };
 template <int PANELS>
-struct WideTerms {  // of 64 columns of V
+struct WideTerms {  // of 64 columns of V, as ChunkTerms
   SwizzledTile state[PANELS], out;
+  float units[PANELS][64];
 };
 struct ChunkValues {  // of 64 columns of V
   SwizzledTile y, z;
 };
 struct ScoreGradients {
   SwizzledTile pv, py, mv, my;
+  SwizzledTile low_pv;  // what rounding took of dP_v; PARTS < 4
 };
 using InsideGradients = float[4][16][16][4];  // of part, i, j: dP_v, dP_y, dM_v, dM_y
 
 struct WideProblem : FastProblem {
   int panels = 1, blocks = 1;              // 1, 2 or 4, as many as kernels have; 1...4
   void* wide_steps = {};                   // of each chunk and head: WideStep<panels>
-  SwizzledTile* wide_terms = {};           // WideTerms<panels>[blocks]
+  void* wide_terms = {};                   // WideTerms<panels>[blocks]
   ChunkValues* chunk_values = {};          // [blocks]
   ScoreGradients* score_gradients = {};    // one
   InsideGradients* inside_gradients = {};  // one; null: PARTS < 4
@@ -49,7 +52,7 @@ struct WideProblem : FastProblem {
   }
   template <int PANELS>
   __device__ __forceinline__ WideTerms<PANELS>& term(int64_t at, int block) const {
-    return reinterpret_cast<WideTerms<PANELS>*>(wide_terms)[at * blocks + block];
+    return static_cast<WideTerms<PANELS>*>(wide_terms)[at * blocks + block];
   }
   // Of chunk_states and dstates.
   __device__ __forceinline__ int64_t state_tile(int64_t at, int block, int panel) const {
@@ -124,11 +127,14 @@ struct PlainDecays {
     }
     return x;
   }
+  __device__ __forceinline__ unsigned* place(SwizzledTile& tile, int i) const {
+    return reinterpret_cast<unsigned*>(tile.at(8 * warp + i, channel & ~7) + (channel & 7));
+  }
   __device__ __forceinline__ void scale_row(SwizzledTile& tile, int i, float2 f) const {
-    unsigned* at = reinterpret_cast<unsigned*>(tile.at(8 * warp + i, channel & ~7) + (channel & 7));
+    unsigned* at = place(tile, i);
     *at = pack_pair(times(pair_of(*at), f));
   }
-  // a as it meets the state before the chunk, and r times scale.
+  // a as it meets the state before the chunk; and r times scale, with what rounding takes of it.
   __device__ __forceinline__ void from_start(SwizzledTile& a, const GroupTotals& s_total) const {
     float2 x = sum(s_total, 0, warp);
 #pragma unroll
@@ -137,15 +143,18 @@ struct PlainDecays {
       x.x += g[i].x, x.y += g[i].y;
     }
   }
-  __device__ __forceinline__ void from_start(SwizzledTile& r, SwizzledTile& a, float scale,
-                                             const GroupTotals& s_total) const {
+  __device__ __forceinline__ void from_start(SwizzledTile& r, SwizzledTile& low_r, SwizzledTile& a,
+                                             float scale, const GroupTotals& s_total) const {
     float2 x = sum(s_total, 0, warp), f = exp2_pair(x);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       scale_row(a, i, f);
       x.x += g[i].x, x.y += g[i].y;
       f = exp2_pair(x);
-      scale_row(r, i, {scale * f.x, scale * f.y});
+      unsigned* at = place(r, i);
+      const float2 y = times(pair_of(*at), {scale * f.x, scale * f.y});
+      *at = pack_pair(y);
+      *place(low_r, i) = pack_rest(y, pack_pair(y));
     }
   }
   // k and b as they reach the state after the chunk.
@@ -196,12 +205,13 @@ void visit_panels(const WideProblem& p, F&& f) {
   else
     f.template operator()<4>();
 }
-// launch(first chunk, grid (head, chunk − first, third)) for as many chunks as a grid has.
+// launch(first chunk, grid (head or one of its `shares`, chunk − first)) for as many chunks as a
+// grid has.
 template <class F>
-void each_grid(const WideProblem& p, int third, F&& launch) {
+void each_grid(const WideProblem& p, int shares, F&& launch) {
   for (int64_t first = 0; first < p.chunks; first += kMostChunks)
-    launch(first, dim3(unsigned(p.heads), unsigned(std::min(p.chunks - first, kMostChunks)),
-                       unsigned(third)));
+    launch(first, dim3(unsigned(p.heads) * unsigned(shares),
+                       unsigned(std::min(p.chunks - first, kMostChunks))));
 }
 
 // Segments of K > 128, as the scans of dplr_wide_scan.cu.

@@ -10,6 +10,9 @@ namespace {
 
 template <int PARTS>
 using KeysShared = std::conditional_t<PARTS == 4, SteepShared, GradientShared>;
+template <int PARTS>
+using KeysSide = Side < PARTS,
+      KeysShared<PARTS>, PARTS<4>;
 
 // Where a block is.
 struct KeysItem {
@@ -51,10 +54,9 @@ __device__ __forceinline__ void fetch_score_gradients(const WideProblem& p, int6
 
 // Products with the states over all of V: x, y += {dO, Z} S by rows, {V, Y} Dᵀ by columns; and the
 // thread's part of <S,D>, for write_carry().
-template <int GROUP, int PARTS, class Shared>
+template <int GROUP, class Shared, class SideOf>
 __device__ __forceinline__ void multiply_states(const WideProblem& p, const KeysItem& item,
-                                                Shared& s, Side<PARTS, Shared>& side, float2& carry,
-                                                int warp) {
+                                                Shared& s, SideOf& side, float2& carry, int warp) {
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
@@ -82,11 +84,12 @@ __device__ __forceinline__ void multiply_states(const WideProblem& p, const Keys
 }
 
 // The ways of the two groups through steps 2 to 4.
-template <int PARTS, class Shared>
-__device__ __forceinline__ void rows_way(const WideProblem& p, const KeysItem& item, Shared& s) {
-  Side<PARTS, Shared> side;
+template <int PARTS>
+__device__ __forceinline__ void rows_way(const WideProblem& p, const KeysItem& item,
+                                         KeysShared<PARTS>& s) {
+  KeysSide<PARTS> side;
   float2 carry = {};
-  multiply_states<0, PARTS>(p, item, s, side, carry, Place().warp);
+  multiply_states<0>(p, item, s, side, carry, Place().warp);
   put_carry(carry, s);
   side.decay_state(s.centred.from_start[0], Place().l);
   fetch_score_gradients<0>(p, item.at, s);
@@ -101,11 +104,12 @@ __device__ __forceinline__ void rows_way(const WideProblem& p, const KeysItem& i
     meet<0>();
   }
 }
-template <int PARTS, class Shared>
-__device__ __forceinline__ void columns_way(const WideProblem& p, const KeysItem& item, Shared& s) {
-  Side<PARTS, Shared> side;
+template <int PARTS>
+__device__ __forceinline__ void columns_way(const WideProblem& p, const KeysItem& item,
+                                            KeysShared<PARTS>& s) {
+  KeysSide<PARTS> side;
   float2 carry = {};
-  multiply_states<1, PARTS>(p, item, s, side, carry, Place().warp);
+  multiply_states<1>(p, item, s, side, carry, Place().warp);
   put_carry(carry, s);
   side.decay_state(s.centred.to_end[PARTS == 4 ? 3 : 1], Place().l);
   side.sum_kept(s, Place().warp, Place().l);
@@ -123,16 +127,18 @@ __device__ __forceinline__ void columns_way(const WideProblem& p, const KeysItem
   }
 }
 
-// Block (head, chunk − first, panel) of two warpgroups, rows and columns. 1 what there is, with its
-// decays. 2 products with the states. 3 products with the score gradients. 4 terms of dw; the
+// Block (panel and head, chunk − first) of two warpgroups, rows and columns. 1 what there is, with
+// its decays. 2 products with the states. 3 products with the score gradients. 4 terms of dw; the
 // gradients; PARTS = 4: with the pairs inside the parts. 5 out.
 template <int PARTS>
 __global__ void __launch_bounds__(kFastThreads, PARTS == 4 ? 1 : 2)
     keys_kernel(WideProblem p, int64_t first) {
   auto& s = swizzled_shared<KeysShared<PARTS>>();
   const int64_t chunk = p.by_place(first + blockIdx.y);
-  const KeysItem item{span_of(p, chunk), p.tile_at(chunk, int(blockIdx.x)), int(blockIdx.x),
-                      int(blockIdx.z)};
+  // Panels of a head side by side: they read the same values.
+  const int panels = (p.key_dim + 63) / 64, head = int(blockIdx.x) / panels;
+  const KeysItem item{span_of(p, chunk), p.tile_at(chunk, head), head,
+                      int(blockIdx.x) - head * panels};
   if (item.span.rows == 0) return;
   const KeyPanel keys(p, item.panel);
   {
@@ -142,6 +148,7 @@ __global__ void __launch_bounds__(kFastThreads, PARTS == 4 ? 1 : 2)
       const float* from = &p.inside_gradients[item.at][0][0][0][0];
       fetch_floats<kFastThreads>(&s.inside[0][0][0][0], from, 4 * 16 * 16 * 4);
     }
+    if constexpr (PARTS < 4) fetch_whole(s.low_pv, p.score_gradients[item.at].low_pv);
     fetch_columns(p, item, 0, s);
     const CentredRows<PARTS> rows(keys, item.span, item.head, s.total, s.centred);
     rows.centre(keys, s.in);

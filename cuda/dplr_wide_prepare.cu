@@ -9,7 +9,8 @@ constexpr Inner kLast = Inner::last, kFirst = Inner::first;
 
 template <int PANELS>
 struct KeysShared {
-  SwizzledTile r[PANELS], a[PANELS], b[PANELS];  // W takes the place of A
+  SwizzledTile r[PANELS], low_r[PANELS];  // and what rounding took of it
+  SwizzledTile a[PANELS], b[PANELS];      // W takes the place of A
   SwizzledTile inverse, rb;
   GroupTotals total[PANELS];
 };
@@ -44,8 +45,8 @@ __device__ __forceinline__ void make_step(KeysShared<PANELS>& s, WideStep<PANELS
   for (int n = 0; n < 8; ++n)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float2 y = pair_at(r, m0, n, half, l);
-      x[n][2 * half] += y.x, x[n][2 * half + 1] += y.y;
+      const float2 y = pair_at(r, m0, n, half, l), low = pair_at(s.low_r[panel], m0, n, half, l);
+      x[n][2 * half] += y.x + low.x, x[n][2 * half + 1] += y.y + low.y;
     }
   store_by(r, g.read[panel], x, m0, l);
 #pragma unroll
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kFastThreads, PANELS > 2 ? 1 : 2)
 #pragma unroll
   for (int i = 0; i < PANELS; ++i) {  // 1
     const PlainDecays& d = decays[i];
-    d.from_start(s.r[i], s.a[i], p.scale, s.total[i]);
+    d.from_start(s.r[i], s.low_r[i], s.a[i], p.scale, s.total[i]);
     d.to_end(s.total[i], s.b[i]);
     if (d.warp == 0)
       *reinterpret_cast<float2*>(step.decay + 64 * i + d.channel) =
@@ -146,7 +147,9 @@ __device__ __forceinline__ void make_terms(TermsShared<PANELS>& s, WideTerms<PAN
     multiply_tiles<true, kFirst, kFirst>(x, v, s.k[i], warp);
     multiply_tiles<false, kFirst, kFirst>(x, u, s.b[i], warp);
     finish(x);
-    store_by(scratch, g.state[i], x, m0, l);
+    unsigned added[4][4];
+    round_terms(added, g.units[i], x, m0, l);
+    store_by(scratch, g.state[i], added, m0, l);
   }
 }
 

@@ -64,6 +64,10 @@ __device__ __forceinline__ void fetch_step(const WideProblem& p, const CUtensorM
 #endif
 }
 
+template <int PANELS>
+constexpr int kWideTermsBytes = (PANELS + 1) * int(sizeof(SwizzledTile)) +
+                                64 * PANELS* int(sizeof(float));
+
 // The state as left operands, and to where the storing warps find it.
 template <int PANELS>
 __device__ __forceinline__ void put_panels(SwizzledTile (&s)[PANELS],
@@ -92,7 +96,7 @@ __device__ __forceinline__ void scan(const FastProblem& p, const ScanItem& item,
     for (int i = 0; i < PANELS; ++i) {
       values_as_left(sa[i], state[i]);  // 1
       scale_columns(state[i], now.step.decay + 64 * i, l);
-      if (!unit) add_rows(state[i], now.terms.state[i], m0, l);
+      if (!unit) add_terms(state[i], now.terms.state[i], now.terms.units[i], m0, l);
       settle(sa[i]), settle(state[i]);
     }
     warpgroup_begin();  // 2
@@ -206,7 +210,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         const int64_t at = p.tile_at(chunk, item.hv);
         const Run runs[] = {{&to.step, &p.template step<PANELS>(at), kWideStepBytes<PANELS>},
                             {&to.terms, &p.template term<PANELS>(at, block_of<ENDS>(p, item)),
-                             int(sizeof(WideTerms<PANELS>))}};
+                             kWideTermsBytes<PANELS>}};
         fetch_runs(runs, arrived);
       });
 }

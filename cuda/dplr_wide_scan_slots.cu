@@ -9,14 +9,14 @@ namespace ebb::gpu::low_rank {
 namespace {
 
 constexpr int kPanels = 4;
-constexpr int kTileBytes = int(sizeof(SwizzledTile)), kDecayBytes = 64 * int(sizeof(float));
+constexpr int kTileBytes = int(sizeof(SwizzledTile)), kRowBytes = 64 * int(sizeof(float));
 constexpr Inner kLast = Inner::last, kFirst = Inner::first;
 
-// Of panel i of the next state: row i of B̄ᵀ W, what V adds, ε². The last slot: what reads the state
-// and the rest of the outputs.
+// Of panel i of the next state: row i of B̄ᵀ W, what V adds and its units, ε². The last slot: what
+// reads the state and the rest of the outputs.
 struct ForwardSlot {
   SwizzledTile from[kPanels], add;
-  float decay[64];
+  float units[64], decay[64];
 };
 // Column i of B̄ᵀ W, what reads panel i, ε²; in the first slot dO.
 struct ReverseSlot {
@@ -43,7 +43,8 @@ __device__ __forceinline__ void fetch_slot(const WideProblem& p, int64_t at, int
   const bool reads = slot == kPanels;
   const Run runs[] = {{&to.from, reads ? step.read : step.move[slot], kPanels * kTileBytes},
                       {&to.add, reads ? &terms.out : &terms.state[slot], kTileBytes},
-                      {&to.decay, step.decay + (reads ? 0 : 64 * slot), kDecayBytes}};
+                      {&to.units, terms.units[reads ? 0 : slot], kRowBytes},
+                      {&to.decay, step.decay + (reads ? 0 : 64 * slot), kRowBytes}};
   fetch_runs(runs, arrived);
 }
 __device__ __forceinline__ void fetch_slot(const WideProblem& p, const CUtensorMap& d_o, int64_t at,
@@ -53,12 +54,12 @@ __device__ __forceinline__ void fetch_slot(const WideProblem& p, const CUtensorM
   const int lane = int(threadIdx.x) & 31;
 #if EBB_WGMMA
   if (lane != 0) return arrived.arrive();
-  arrive_expecting(arrived, (kPanels + (slot == 0 ? 2 : 1)) * kTileBytes + kDecayBytes);
+  arrive_expecting(arrived, (kPanels + (slot == 0 ? 2 : 1)) * kTileBytes + kRowBytes);
 #pragma unroll
   for (int i = 0; i < kPanels; ++i)
     fetch_run(Run{&to.from[i], &step.move[i][slot], kTileBytes}, arrived);
   fetch_run(Run{&to.read, &step.read[slot], kTileBytes}, arrived);
-  fetch_run(Run{&to.decay, step.decay + 64 * slot, kDecayBytes}, arrived);
+  fetch_run(Run{&to.decay, step.decay + 64 * slot, kRowBytes}, arrived);
   if (slot == 0) gpu::fetch_box(to.d_o, d_o, 64 * block, head, token, arrived);
 #else
   const auto copy = [&](void* shared, const void* from, int bytes) {
@@ -67,7 +68,7 @@ __device__ __forceinline__ void fetch_slot(const WideProblem& p, const CUtensorM
   };
   for (int i = 0; i < kPanels; ++i) copy(&to.from[i], &step.move[i][slot], kTileBytes);
   copy(&to.read, &step.read[slot], kTileBytes);
-  copy(&to.decay, step.decay + 64 * slot, kDecayBytes);
+  copy(&to.decay, step.decay + 64 * slot, kRowBytes);
   for (int i = lane; slot == 0 && i < 64 * 8; i += 32) {
     const int r = i / 8, c = i % 8 * 8;
     const bool valid = token + r < p.tokens && 64 * block + c < p.value_dim;
@@ -110,7 +111,7 @@ __device__ __forceinline__ void scan(const FastProblem& p, const ScanItem& item,
       in.wait_full(s.ring);
       const ForwardSlot& slot = s.in[in.at];
       scale_columns(state[i], slot.decay, l);
-      if (!unit) add_rows(state[i], slot.add, m0, l);
+      if (!unit) add_terms(state[i], slot.add, slot.units, m0, l);
       settle(state[i]);
       warpgroup_begin();
 #pragma unroll

@@ -12,26 +12,36 @@ constexpr Inner kLast = Inner::last, kFirst = Inner::first;
 template <int PANELS>
 constexpr int kHeld = PANELS < 2 ? PANELS : 2;
 
+// What 64 columns of V bring along; the next ones are on their way meanwhile, where there is room.
+template <int PANELS>
+struct Columns {
+  SwizzledTile v, d_o, state[kHeld<PANELS>], dstate[kHeld<PANELS>];  // the states as [V,K]
+};
 template <int PANELS>
 struct ValuesShared {
+  static constexpr int kBuffers = PANELS > 2 ? 1 : 2;
   SwizzledTile a[PANELS], b[PANELS], k[PANELS], inverse;
   ChunkScores scores;
-  SwizzledTile v, d_o, y, z;  // y, z: first what the inverse multiplies
-  SwizzledTile state[kHeld<PANELS>], dstate[kHeld<PANELS>];  // [V,K]
+  Columns<PANELS> columns[kBuffers];
+  SwizzledTile y, z;  // first what the inverse multiplies
   GroupTotals total[PANELS];
 };
+static_assert(sizeof(ValuesShared<2>) + 1024 <= 227 * 1024);
 static_assert(sizeof(ValuesShared<4>) + 1024 <= 227 * 1024);
 
-// What 64 columns of V bring along, by all threads.
+// Asks for a block of columns, if there is one, by all threads.
 template <int PANELS>
 __device__ __forceinline__ void fetch_columns(const WideProblem& p, Span span, int64_t at, int head,
-                                              int block, ValuesShared<PANELS>& s) {
-  fetch_block(p, p.v, span, head, block, s.v);
-  fetch_block(p, p.d_o, span, head, block, s.d_o);
+                                              int block, ValuesShared<PANELS>& shared) {
+  if (block < p.blocks) {
+    Columns<PANELS>& s = shared.columns[block % ValuesShared<PANELS>::kBuffers];
+    fetch_block(p, p.v, span, head, block, s.v);
+    fetch_block(p, p.d_o, span, head, block, s.d_o);
 #pragma unroll
-  for (int i = 0; i < kHeld<PANELS>; ++i) {
-    fetch_whole(s.state[i], p.chunk_states[p.state_tile(at, block, i)]);
-    fetch_whole(s.dstate[i], p.dstates[p.state_tile(at, block, i)]);
+    for (int i = 0; i < kHeld<PANELS>; ++i) {
+      fetch_whole(s.state[i], p.chunk_states[p.state_tile(at, block, i)]);
+      fetch_whole(s.dstate[i], p.dstates[p.state_tile(at, block, i)]);
+    }
   }
   commit_copies();
 }
@@ -39,10 +49,11 @@ __device__ __forceinline__ void fetch_columns(const WideProblem& p, Span span, i
 template <int GROUP, int PANELS>
 __device__ __forceinline__ void next_columns(const WideProblem& p, Span span, int64_t at, int head,
                                              int block, ValuesShared<PANELS>& s) {
+  constexpr int kAhead = ValuesShared<PANELS>::kBuffers - 1;
   if (block == 0) return;
   meet<GROUP>();
-  fetch_columns(p, span, at, head, block, s);
-  wait_copy_groups<0>();
+  fetch_columns(p, span, at, head, block + kAhead, s);
+  wait_copy_groups<kAhead>();
   publish_tiles();
   meet<GROUP>();
 }
@@ -81,22 +92,22 @@ __device__ __forceinline__ void apply_inverse(SwizzledTile& x, const SwizzledTil
 
 // Y, by the columns' group. `state`: panels in memory.
 template <int PANELS>
-__device__ __forceinline__ void make_y(ValuesShared<PANELS>& s, const SwizzledTile* state, int warp,
-                                       const Lane& l) {
+__device__ __forceinline__ void make_y(ValuesShared<PANELS>& s, Columns<PANELS>& in,
+                                       const SwizzledTile* state, int warp, const Lane& l) {
   constexpr int kThere = kHeld<PANELS>;
   float x[8][4];
   warpgroup_begin();
-  multiply_tiles<true, kLast, kFirst>(x, s.scores.ak, s.v, warp);
+  multiply_tiles<true, kLast, kFirst>(x, s.scores.ak, in.v, warp);
 #pragma unroll
   for (int first = 0; first < PANELS; first += kThere) {
     if (first > 0) {
-      next_panels(s.state, state + first, 1);
+      next_panels(in.state, state + first, 1);
       settle(x);
       warpgroup_begin();
     }
 #pragma unroll
     for (int i = 0; i < kThere; ++i)
-      multiply_tiles<false, kLast, kLast>(x, s.a[first + i], s.state[i], warp);
+      multiply_tiles<false, kLast, kLast>(x, s.a[first + i], in.state[i], warp);
     finish(x);
   }
   put_rows(s.y, x, 16 * warp, l);
@@ -104,24 +115,25 @@ __device__ __forceinline__ void make_y(ValuesShared<PANELS>& s, const SwizzledTi
 }
 // Z, by the rows' group, and dV but for the part of Z.
 template <int PANELS>
-__device__ __forceinline__ void make_z(ValuesShared<PANELS>& s, const SwizzledTile* dstate,
-                                       float (&dv)[8][4], int warp, const Lane& l) {
+__device__ __forceinline__ void make_z(ValuesShared<PANELS>& s, Columns<PANELS>& in,
+                                       const SwizzledTile* dstate, float (&dv)[8][4], int warp,
+                                       const Lane& l) {
   constexpr int kThere = kHeld<PANELS>;
   float x[8][4];
   warpgroup_begin();
-  multiply_tiles<true, kFirst, kFirst>(x, s.scores.rb, s.d_o, warp);
-  multiply_tiles<true, kFirst, kFirst>(dv, s.scores.rk, s.d_o, warp);
+  multiply_tiles<true, kFirst, kFirst>(x, s.scores.rb, in.d_o, warp);
+  multiply_tiles<true, kFirst, kFirst>(dv, s.scores.rk, in.d_o, warp);
 #pragma unroll
   for (int first = 0; first < PANELS; first += kThere) {
     if (first > 0) {
-      next_panels(s.dstate, dstate + first, 0);
+      next_panels(in.dstate, dstate + first, 0);
       settle(x), settle(dv);
       warpgroup_begin();
     }
 #pragma unroll
     for (int i = 0; i < kThere; ++i) {
-      multiply_tiles<false, kLast, kLast>(x, s.b[first + i], s.dstate[i], warp);
-      multiply_tiles<false, kLast, kLast>(dv, s.k[first + i], s.dstate[i], warp);
+      multiply_tiles<false, kLast, kLast>(x, s.b[first + i], in.dstate[i], warp);
+      multiply_tiles<false, kLast, kLast>(dv, s.k[first + i], in.dstate[i], warp);
     }
     finish(x);
     settle(dv);
@@ -156,10 +168,11 @@ __device__ __forceinline__ void store_value_gradient(const WideProblem& p, float
 template <int PANELS>
 __device__ __forceinline__ void add_score_gradients(float (&x)[8][4], float (&y)[8][4],
                                                     const ValuesShared<PANELS>& s,
+                                                    const SwizzledTile& d_o,
                                                     const SwizzledTile& values, int warp) {
   settle(x), settle(y);
   warpgroup_begin();
-  multiply_tiles<false, kLast, kLast>(x, s.d_o, values, warp);
+  multiply_tiles<false, kLast, kLast>(x, d_o, values, warp);
   multiply_tiles<false, kLast, kLast>(y, s.z, values, warp);
   warpgroup_commit();
   warpgroup_wait<0>();
@@ -190,7 +203,14 @@ __device__ __forceinline__ void store_score_gradients(const WideProblem& p, floa
     take_inside(y, p.inside_gradients[at], 2 + WHICH, warp, l);
   }
   ScoreGradients& g = p.score_gradients[at];
-  store_by(scratch, WHICH == 0 ? g.pv : g.py, x, m0, l);
+  unsigned rounded[4][4];
+  values_as_left(rounded, x);
+  store_by(scratch, WHICH == 0 ? g.pv : g.py, rounded, m0, l);
+  if (WHICH == 0 && !p.inside_gradients) {
+    __syncwarp();
+    put_rest(scratch, x, rounded, m0, l);
+    copy_rows(g.low_pv, scratch, m0);
+  }
   store_by(scratch, WHICH == 0 ? g.mv : g.my, y, m0, l);
 }
 
@@ -203,11 +223,12 @@ __device__ __forceinline__ void rows_way(const WideProblem& p, ValuesShared<PANE
   for (int block = 0; block < p.blocks; ++block) {
     next_columns<0>(p, span, at, head, block, s);
     float dv[8][4];
-    make_z(s, p.dstates + p.state_tile(at, block, 0), dv, warp, l);
+    Columns<PANELS>& in = s.columns[block % ValuesShared<PANELS>::kBuffers];
+    make_z(s, in, p.dstates + p.state_tile(at, block, 0), dv, warp, l);
     copy_rows(p.chunk_values[at * p.blocks + block].z, s.z, 16 * warp);
     meet<0>();
-    add_score_gradients(pv, mv, s, s.v, warp);
-    if (p.dv) store_value_gradient(p, dv, s, s.dstate[0], span, head, block, warp, l);
+    add_score_gradients(pv, mv, s, in.d_o, in.v, warp);
+    if (p.dv) store_value_gradient(p, dv, s, in.dstate[0], span, head, block, warp, l);
   }
   meet<0>();
   store_score_gradients<0>(p, pv, mv, s.z, at, warp, l);
@@ -220,10 +241,11 @@ __device__ __forceinline__ void columns_way(const WideProblem& p, ValuesShared<P
 #pragma unroll 1
   for (int block = 0; block < p.blocks; ++block) {
     next_columns<1>(p, span, at, head, block, s);
-    make_y(s, p.chunk_states + p.state_tile(at, block, 0), warp, l);
+    Columns<PANELS>& in = s.columns[block % ValuesShared<PANELS>::kBuffers];
+    make_y(s, in, p.chunk_states + p.state_tile(at, block, 0), warp, l);
     copy_rows(p.chunk_values[at * p.blocks + block].y, s.y, 16 * warp);
     meet<1>();
-    add_score_gradients(py, my, s, s.y, warp);
+    add_score_gradients(py, my, s, in.d_o, s.y, warp);
   }
   meet<1>();
   store_score_gradients<1>(p, py, my, s.y, at, warp, l);
@@ -257,17 +279,19 @@ __global__ void __launch_bounds__(kFastThreads, 1) values_kernel(WideProblem p, 
     fetch_whole(s.scores.ak, p.scores[at].ak);
     fetch_whole(s.scores.rb, p.scores[at].rb);
     fetch_whole(s.scores.rk, p.scores[at].rk);
+    constexpr int kBuffers = ValuesShared<PANELS>::kBuffers;
     fetch_columns(p, span, at, head, 0, s);
+    if (kBuffers > 1) fetch_columns(p, span, at, head, 1, s);
 #pragma unroll
     for (int i = 0; i < PANELS; ++i) decays[i].load(KeyPanel(p, i), span, head, s.total[i]);
-    wait_copy_groups<1>();
+    wait_copy_groups<kBuffers>();
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < PANELS; ++i) {  // 1
       decays[i].from_start(s.a[i], s.total[i]);
       decays[i].to_end(s.total[i], s.b[i], s.k[i]);
     }
-    wait_copy_groups<0>();
+    wait_copy_groups<kBuffers - 1>();
     publish_tiles();
     __syncthreads();
   }
