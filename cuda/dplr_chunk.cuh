@@ -372,6 +372,21 @@ __device__ __forceinline__ void finish(float (&x)[8][4]) {
   warpgroup_wait<0>();
   settle(x);
 }
+// What the inverse of the scores makes of a tile, in its place, by a group of four warps each of
+// which has put its 16 rows there.
+template <Inner INVERSE>
+__device__ __forceinline__ void apply_inverse(SwizzledTile& tile, float (&x)[8][4],
+                                              const SwizzledTile& inverse, int group, int warp,
+                                              const Lane& l) {
+  publish_tiles();
+  meet_group(group);
+  warpgroup_begin();
+  multiply_tiles<true, INVERSE, Inner::first>(x, inverse, tile, warp);
+  finish(x);
+  meet_group(group);
+  put_rows(tile, x, 16 * warp, l);
+  publish_tiles();
+}
 // x = left·rightᵀ over channels, by the warps of a group: scores of centred rows. PARTS = 2: with
 // δ between rows of different halves (which of the two is the later one does not matter).
 template <int PARTS>

@@ -15,60 +15,31 @@
 namespace ebb::gpu::low_rank {
 namespace {
 
-// Y, by the columns' group, and Z, by the rows'.
-template <int PARTS>
-__device__ __forceinline__ void make_y(GradientShared& s, const Place& at) {
+// Y, by the columns' group: A with K below the diagonal, V, A from the start, S; Z, by the rows': B
+// with R from the diagonal on, dO, B until the end, D. `left` and `right`: whose scores; `decays`:
+// of `left` by half.
+template <int PARTS, Triangle KEPT, Inner INVERSE>
+__device__ __forceinline__ void make_values(GradientShared& s, const SwizzledTile& left,
+                                            const SwizzledTile& right, const float (&decays)[2][64],
+                                            const SwizzledTile& values, const SwizzledTile& state,
+                                            SwizzledTile& out, int group, const Place& at) {
   const Lane& l = at.l;
   const int m0 = 16 * at.warp;
   float x[8][4];
-  unsigned ak[4][4], read[4][4];
-  multiply_centred<PARTS>(x, s.in.a, s.in.k, s.centred, at.warp, l);
-  keep<Triangle::below>(x, m0, l);
-  values_as_left(ak, x);
-  load_scaled(read, s.in.a, m0, l, [&](float2 v, int c) {
-    return times(v, *reinterpret_cast<const float2*>(s.centred.from_start[at.warp >> 1] + c));
+  unsigned scores[4][4], read[4][4];
+  multiply_centred<PARTS>(x, left, right, s.centred, at.warp, l);
+  keep<KEPT>(x, m0, l);
+  values_as_left(scores, x);
+  load_scaled(read, left, m0, l, [&](float2 v, int c) {
+    return times(v, *reinterpret_cast<const float2*>(decays[at.warp >> 1] + c));
   });
-  settle(ak), settle(read);
+  settle(scores), settle(read);
   warpgroup_begin();
-  multiply_columns<true>(x, ak, s.values.v);
-  multiply_rows(x, read, s.values.state);
+  multiply_columns<true>(x, scores, values);
+  multiply_rows(x, read, state);
   finish(x);
-  put_rows(s.values.y, x, m0, l);
-  publish_tiles();
-  meet_group(1);
-  warpgroup_begin();
-  multiply_tiles<true, Inner::last, Inner::first>(x, s.inverse, s.values.y, at.warp);
-  finish(x);
-  meet_group(1);
-  put_rows(s.values.y, x, m0, l);
-  publish_tiles();
-}
-template <int PARTS>
-__device__ __forceinline__ void make_z(GradientShared& s, const Place& at) {
-  const Lane& l = at.l;
-  const int m0 = 16 * at.warp;
-  float x[8][4];
-  unsigned rb[4][4], kept[4][4];
-  multiply_centred<PARTS>(x, s.in.b, s.in.r, s.centred, at.warp, l);
-  keep<Triangle::upper>(x, m0, l);
-  values_as_left(rb, x);
-  load_scaled(kept, s.in.b, m0, l, [&](float2 v, int c) {
-    return times(v, *reinterpret_cast<const float2*>(s.centred.to_end[at.warp >> 1] + c));
-  });
-  settle(rb), settle(kept);
-  warpgroup_begin();
-  multiply_columns<true>(x, rb, s.values.d_o);
-  multiply_rows(x, kept, s.values.dstate);
-  finish(x);
-  put_rows(s.values.z, x, m0, l);
-  publish_tiles();
-  meet_group(0);
-  warpgroup_begin();
-  multiply_tiles<true, Inner::first, Inner::first>(x, s.inverse, s.values.z, at.warp);
-  finish(x);
-  meet_group(0);
-  put_rows(s.values.z, x, m0, l);
-  publish_tiles();
+  put_rows(out, x, m0, l);
+  apply_inverse<INVERSE>(out, x, s.inverse, group, at.warp, l);
 }
 
 // The warp's 16 rows of dV to memory, from where what is left of dP_v comes next.
@@ -121,7 +92,8 @@ __device__ __forceinline__ void value_gradient(const FastProblem& p, GradientSha
 // The ways of the two groups through steps 2 to 5.
 template <int PARTS>
 __device__ __forceinline__ void rows_way(const FastProblem& p, GradientShared& s) {
-  make_z<PARTS>(s, Place());
+  make_values<PARTS, Triangle::upper, Inner::first>(
+      s, s.in.b, s.in.r, s.centred.to_end, s.values.d_o, s.values.dstate, s.values.z, 0, Place());
   meet<0>();
   if (p.dv) value_gradient<PARTS>(p, s, Place());
   Side<PARTS, GradientShared, true> side;
@@ -136,7 +108,8 @@ __device__ __forceinline__ void rows_way(const FastProblem& p, GradientShared& s
 }
 template <int PARTS>
 __device__ __forceinline__ void columns_way(GradientShared& s) {
-  make_y<PARTS>(s, Place());
+  make_values<PARTS, Triangle::below, Inner::last>(
+      s, s.in.a, s.in.k, s.centred.from_start, s.values.v, s.values.state, s.values.y, 1, Place());
   meet<1>();
   Side<PARTS, GradientShared, true> side;
   side.columns(s, Place());

@@ -16,55 +16,36 @@ namespace {
 
 using Rows = Side<4, SteepShared>;
 
-// Y, by the columns' group, and Z, by the rows'.
-__device__ __forceinline__ void make_y(SteepShared& s, int warp, const Lane& l) {
+// The warp's 16 rows as a left operand, times decays of its part.
+__device__ __forceinline__ void load_decayed(unsigned (&a)[4][4], const SwizzledTile& s,
+                                             const float (&decays)[4][64], int warp,
+                                             const Lane& l) {
+  load_scaled(a, s, 16 * warp, l, [&](float2 v, int c) {
+    return times(v, *reinterpret_cast<const float2*>(decays[warp] + c));
+  });
+}
+// Y, by the columns' group: A_ak, V, A from the start, S; Z, by the rows': A_rbᵀ, dO, B until the
+// end, D.
+template <Inner INNER>
+__device__ __forceinline__ void make_values(SteepShared& s, const SwizzledTile& scores,
+                                            const SwizzledTile& values, const SwizzledTile& rows,
+                                            const float (&decays)[4][64], const SwizzledTile& state,
+                                            SwizzledTile& out, int group, int warp, const Lane& l) {
   float x[8][4];
   unsigned read[4][4];
-  load_scaled(read, s.in.a, 16 * warp, l, [&](float2 v, int c) {
-    return times(v, *reinterpret_cast<const float2*>(s.centred.from_start[warp] + c));
-  });
+  load_decayed(read, rows, decays, warp, l);
   settle(read);
   warpgroup_begin();
-  multiply_tiles<true, Inner::last, Inner::first>(x, s.kept_scores.ak, s.values.v, warp);
-  multiply_rows(x, read, s.values.state);
+  multiply_tiles<true, INNER, Inner::first>(x, scores, values, warp);
+  multiply_rows(x, read, state);
   finish(x);
-  put_rows(s.values.y, x, 16 * warp, l);
-  publish_tiles();
-  meet_group(1);
-  warpgroup_begin();
-  multiply_tiles<true, Inner::last, Inner::first>(x, s.inverse, s.values.y, warp);
-  finish(x);
-  meet_group(1);
-  put_rows(s.values.y, x, 16 * warp, l);
-  publish_tiles();
-}
-__device__ __forceinline__ void make_z(SteepShared& s, int warp, const Lane& l) {
-  float x[8][4];
-  unsigned kept[4][4];
-  load_scaled(kept, s.in.b, 16 * warp, l, [&](float2 v, int c) {
-    return times(v, *reinterpret_cast<const float2*>(s.centred.to_end[warp] + c));
-  });
-  settle(kept);
-  warpgroup_begin();
-  multiply_tiles<true, Inner::first, Inner::first>(x, s.kept_scores.rb, s.values.d_o, warp);
-  multiply_rows(x, kept, s.values.dstate);
-  finish(x);
-  put_rows(s.values.z, x, 16 * warp, l);
-  publish_tiles();
-  meet_group(0);
-  warpgroup_begin();
-  multiply_tiles<true, Inner::first, Inner::first>(x, s.inverse, s.values.z, warp);
-  finish(x);
-  meet_group(0);
-  put_rows(s.values.z, x, 16 * warp, l);
-  publish_tiles();
+  put_rows(out, x, 16 * warp, l);
+  apply_inverse<INNER>(out, x, s.inverse, group, warp, l);
 }
 __device__ __forceinline__ void value_gradient(SteepShared& s, int warp, const Lane& l) {
   float x[8][4];
   unsigned kept[4][4];
-  load_scaled(kept, s.in.k, 16 * warp, l, [&](float2 v, int c) {
-    return times(v, *reinterpret_cast<const float2*>(s.centred.to_end[warp] + c));
-  });
+  load_decayed(kept, s.in.k, s.centred.to_end, warp, l);
   settle(kept);
   warpgroup_begin();
   multiply_tiles<true, Inner::first, Inner::first>(x, s.kept_scores.rk, s.values.d_o, warp);
@@ -76,7 +57,8 @@ __device__ __forceinline__ void value_gradient(SteepShared& s, int warp, const L
 
 // The ways of the two groups.
 __device__ __forceinline__ void rows_way(SteepShared& s, int warp, const Lane& l) {
-  make_z(s, warp, l);
+  make_values<Inner::first>(s, s.kept_scores.rb, s.values.d_o, s.in.b, s.centred.to_end,
+                            s.values.dstate, s.values.z, 0, warp, l);
   meet<0>();
   Rows side;
   side.rows(s, Place());
@@ -89,7 +71,8 @@ __device__ __forceinline__ void rows_way(SteepShared& s, int warp, const Lane& l
   put_sums(s.sums.before, side.y, warp, l);
 }
 __device__ __forceinline__ void columns_way(SteepShared& s, bool values, int warp, const Lane& l) {
-  make_y(s, warp, l);
+  make_values<Inner::last>(s, s.kept_scores.ak, s.values.v, s.in.a, s.centred.from_start,
+                           s.values.state, s.values.y, 1, warp, l);
   meet<1>();
   if (values) value_gradient(s, warp, l);
   Rows side;

@@ -75,21 +75,6 @@ __device__ __forceinline__ void next_panels(SwizzledTile (&s)[HELD], const Swizz
   publish_tiles();
   meet_group(group);
 }
-// What the inverse has made of x in its place, whose 16 rows the warp has put there.
-template <Inner INVERSE>
-__device__ __forceinline__ void apply_inverse(SwizzledTile& x, const SwizzledTile& inverse,
-                                              int group, int warp, const Lane& l) {
-  float y[8][4];
-  publish_tiles();
-  meet_group(group);
-  warpgroup_begin();
-  multiply_tiles<true, INVERSE, kFirst>(y, inverse, x, warp);
-  finish(y);
-  meet_group(group);
-  put_rows(x, y, 16 * warp, l);
-  publish_tiles();
-}
-
 // Y, by the columns' group. `state`: panels in memory.
 template <int PANELS>
 __device__ __forceinline__ void make_y(ValuesShared<PANELS>& s, Columns<PANELS>& in,
@@ -111,7 +96,8 @@ __device__ __forceinline__ void make_y(ValuesShared<PANELS>& s, Columns<PANELS>&
     finish(x);
   }
   put_rows(s.y, x, 16 * warp, l);
-  apply_inverse<kLast>(s.y, s.inverse, 1, warp, l);
+  float y[8][4];
+  apply_inverse<kLast>(s.y, y, s.inverse, 1, warp, l);
 }
 // Z, by the rows' group, and dV but for the part of Z.
 template <int PANELS>
@@ -139,7 +125,8 @@ __device__ __forceinline__ void make_z(ValuesShared<PANELS>& s, Columns<PANELS>&
     settle(dv);
   }
   put_rows(s.z, x, 16 * warp, l);
-  apply_inverse<kFirst>(s.z, s.inverse, 0, warp, l);
+  float z[8][4];
+  apply_inverse<kFirst>(s.z, z, s.inverse, 0, warp, l);
 }
 // And that; out by way of `scratch`.
 template <int PANELS>
