@@ -44,9 +44,34 @@ __device__ __forceinline__ void scale_left(unsigned (&to)[4][4], const unsigned 
   }
 }
 
+// state += Qᵀ (what scale γ dO has lost when it was rounded to an operand).
+template <int SLABS>
+__device__ __forceinline__ void add_rest(float (&state)[SLABS][8][4],
+                                         const ScanInputs<SLABS, 2>& now, const float* s_scale,
+                                         float factor, int warp, const Lane& l) {
+  unsigned a[4][4];
+  load_values(a, now.v, warp, l);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float2 f = *reinterpret_cast<const float2*>(s_scale + 16 * k + 8 * (e / 2) + 2 * l.c);
+      const float x = factor * f.x * low_half(a[k][e]), y = factor * f.y * high_half(a[k][e]);
+      const unsigned rounded = pack_bf16(x, y);
+      a[k][e] = pack_bf16(x - low_half(rounded), y - high_half(rounded));
+    }
+  warpgroup_begin();
+#pragma unroll
+  for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], a, now.q()[j]);
+  warpgroup_commit();
+  warpgroup_wait<0>();
+  settle_state<SLABS>(state);
+}
+
 // By the warps that multiply; Dᵀ in registers. Per chunk, from the last: 1 dV' = τ K D + Pᵀ dO; D
 // out meanwhile. 2 X = Aᵀ dV'. 3 D = γ_n D + Qᵀ (scale γ dO) − Kᵀ (γ β X); X out meanwhile. At the
-// end: 4 dh0. ENDS: the state only, written for chain_segments.
+// end: 4 dh0; where it is wanted, without the error of its largest operand, which is else the
+// largest error that it has. ENDS: the state only, written for chain_segments.
 template <int SLABS, bool ENDS>
 __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const Segments& segments,
                              ScanShared<SLABS, 2>& s, Arrivals& arrivals) {
@@ -120,6 +145,7 @@ __device__ void reverse_scan(const FastBackward& p, const ScanItem& item, const 
     }
     warpgroup_wait<0>();
     settle_state<SLABS>(state);
+    if (p.dh0) add_rest<SLABS>(state, now, now.read(p.logits), p.scale, warp, l);
     barrier_arrive<192>(kDone + turn.at);
     turn.next<ScanShared<SLABS, 2>::kStages>();
   }

@@ -23,10 +23,9 @@ struct GradientShared {
   ValueStage<SLABS> stage[2];
   SwizzledTile q[SLABS], k[SLABS], scores;  // scores: P
   RuleGates gates;
-  float row_z[2][64], key_p[64], reads[2][64], kept[64];  // sums over rows of columns, by group
-  float column_z[8][64];                                  // over the rows of a warp
-  float diagonal[64];                                     // X_i·V'_i
-  float undecided[64];                                    // X_i·V_i where β_i = 0
+  float row_z[2][64], reads[2][64], kept[64];  // sums over rows of columns, by group
+  float column_z[8][64];                       // over the rows of a warp
+  float value_p[64], key_p[64];                // of dβ: X_i·V_i, and the rest
   float carry[8];
 
   // After the products with V:
@@ -263,8 +262,8 @@ struct ReadGradients {
   }
 };
 
-// The second group. 1 dM = X V'ᵀ, S X. 2 KKᵀ; dm = −β Γ∘dM; sums of z = dm∘KKᵀ; X_i·V'_i. 3 row
-// sums with k. 4 dk = −β γ S X + dm K + dmᵀ K, without the other group's part.
+// The second group. 1 dM = X V'ᵀ, S X. 2 KKᵀ; dm = −β Γ∘dM; sums of z = dm∘KKᵀ. 3 row sums with k.
+// 4 dk = −β γ S X + dm K + dmᵀ K, without the other group's part.
 template <int SLABS>
 struct EraseGradients {
   static constexpr int kGroup = 1;
@@ -285,7 +284,7 @@ struct EraseGradients {
 #pragma unroll
     for (int j = 0; j < SLABS; ++j) settle(dk[j]);
   }
-  // Leaves in key_p the sums that β's gradient needs where β is 0, so far inside the chunk.
+  // Leaves in key_p what β's gradient has from the keys, so far inside the chunk.
   template <bool LOGITS, class Shared>
   __device__ __forceinline__ void scores(Shared& s, unsigned (&a)[4][4], float (&key_p)[2],
                                          int warp, const Lane& l) {
@@ -307,7 +306,6 @@ struct EraseGradients {
         for (int e = 0; e < 4; ++e) {
           const int half = e >> 1, r = m0 + l.g + 8 * half, c = 8 * n + 2 * l.c + (e & 1);
           float& x = dm[n][e];
-          if (r == c) s.diagonal[r] = x;
           const float lengths = LOGITS ? s.gates.key[r] * s.gates.key[c] : 1.f;
           const float inner = c < r ? -s.gates.decay(r, c) * lengths * x : 0.f;
           const float product = inner * kk[n][e];

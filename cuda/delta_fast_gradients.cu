@@ -1,9 +1,10 @@
 // Gated delta rule in bf16 on tensor cores: dq, dk, dv, dg and dβ of every chunk, from X, V' and
-// the states and their gradients (cuda/delta_fast.cuh). dv = β X in X's place. dβ_i is X_i·V'_i/β_i
-// (the diagonal of X V'ᵀ), or from V where β_i = 0. Where q and k came unnormalised, with
-// reciprocal lengths r, all products are with q and k as they are and carry r beside the decays;
-// what comes out is r times the gradient of the normalised row, and projecting out its own
-// direction is all that is left of the normalisation.
+// the states and their gradients (cuda/delta_fast.cuh). dv = β X in X's place. dβ_i = X_i·V_i − γ_i
+// X_i·(S k_i) − Σ_{j<i} Γ_ij (k_i·k_j) (X_i·V'_j), which is X_i·V'_i/β_i, but V has not been
+// rounded and V' has, twice. Where q and k came unnormalised, with reciprocal lengths r, all
+// products are with q and k as they are and carry r beside the decays; what comes out is r times
+// the gradient of the normalised row, and projecting out its own direction is all that is left of
+// the normalisation.
 #include "cuda/delta_fast_gradients.cuh"
 
 namespace ebb::gpu::delta {
@@ -22,6 +23,7 @@ __global__ void __launch_bounds__(kRuleThreads, SLABS == 1 ? 2 : 1) gradient_ker
   for (int64_t chunk = blockIdx.y; chunk < p.chunks; chunk += gridDim.y) {
     const Span span = span_of(p, chunk);
     if (span.rows == 0) return;
+    const ValueRows values(p, span, hv);
     fetch_values(p, span, chunk, hv, 0, 0, s.stage[0]);
     if (p.value_dim > kFastTile) fetch_values(p, span, chunk, hv, kFastTile, 0, s.stage[1]);
     fetch_keys(p, p.q, span, hv, 0, s.q);
@@ -31,7 +33,7 @@ __global__ void __launch_bounds__(kRuleThreads, SLABS == 1 ? 2 : 1) gradient_ker
     wait_copy_groups<0>();
     publish_tiles();
     __syncthreads();
-    write_value_gradients(p, s, span, hv, 0);
+    write_value_gradients<false>(p, s, values, span, hv, 0);
     unsigned a[4][4];
     if (threadIdx.x < kRuleThreads / 2) {
       ReadGradients<SLABS> x = {};

@@ -55,8 +55,7 @@ __device__ __forceinline__ void write_gate_gradients(const P& p, const Shared& s
   for (int e = 0; e < 2; ++e) {
     const int t = 2 * lane + e;
     if (t >= span.rows) continue;
-    const float beta = s.gates.beta[t];
-    const float dbeta = beta == 0.f ? s.key_p[t] + s.undecided[t] : s.diagonal[t] / beta;
+    const float dbeta = s.key_p[t] + s.value_p[t];
     write_gates(p, span.first + t, hv, (e ? dg.y : dg.x) + carry, dbeta, sums);
   }
   if (!P::kLogits || !p.gate_sums) return;
@@ -74,10 +73,31 @@ __device__ __forceinline__ float state_product(const ValueStage<SLABS>& s) {
   return sum;
 }
 
-// The staged columns of dv = β X, in the place X has been read from; before that what dβ needs of X
-// where β = 0. By all threads, eight to a row.
-template <class P, class Shared>
-__device__ __forceinline__ void write_value_gradients(const P& p, Shared& s, Span span, int hv,
+// The thread's part of V beside the first two stages, asked for while those are under way.
+struct ValueRows {
+  Pack<bf16_t, 8> v[2][2];  // of rows r and r+32, by stage
+
+  ValueRows() = default;
+  template <class P>
+  __device__ __forceinline__ ValueRows(const P& p, Span span, int hv) {
+    if (!p.dbeta) return;
+    const TilePlace at;
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+#pragma unroll
+      for (int stage = 0; stage < 2; ++stage) {
+        const int r = at.r + 32 * i, column = stage * kFastTile + at.c;
+        if (r < span.rows && column < p.value_dim)
+          v[i][stage] = load_raw<bf16_t, 8>(p.v + p.input_at(span.first + r, hv) + column);
+      }
+  }
+};
+
+// The staged columns of dv = β X, in the place X has been read from, and X·V. By all threads, eight
+// to a row. LATER: V is still to be read, there are no registers for it to wait in.
+template <bool LATER, class P, class Shared>
+__device__ __forceinline__ void write_value_gradients(const P& p, Shared& s,
+                                                      const ValueRows& values, Span span, int hv,
                                                       int v0) {
   const TilePlace at;
 #pragma unroll
@@ -85,15 +105,20 @@ __device__ __forceinline__ void write_value_gradients(const P& p, Shared& s, Spa
     const int r = at.r + 32 * i;
     const float beta = s.gates.beta[r];
     float sum = 0;
+#pragma unroll(LATER ? 1 : 2)
     for (int stage = 0; stage < 2; ++stage) {
       const int column = v0 + stage * kFastTile + at.c;
       if (r >= span.rows || column >= p.value_dim) continue;
       float x[8];
       load_pack<bf16_t>(x, s.stage[stage].x.at(r, at.c));
-      if (beta == 0.f) {
-        const bf16_t* g_v = p.v + p.input_at(span.first + r, hv) + column;
+      if (p.dbeta) {
+        float v[8];
+        if constexpr (LATER)
+          load_pack<bf16_t>(v, p.v + p.input_at(span.first + r, hv) + column);
+        else
+          unpack(v, values.v[i][stage]);
 #pragma unroll
-        for (int e = 0; e < 8; ++e) sum += to_float(g_v[e]) * x[e];
+        for (int e = 0; e < 8; ++e) sum += v[e] * x[e];
       }
       if (!p.dv) continue;
 #pragma unroll
@@ -102,7 +127,7 @@ __device__ __forceinline__ void write_value_gradients(const P& p, Shared& s, Spa
     }
     sum = quad_sum(sum);
     sum += __shfl_xor_sync(0xffffffffu, sum, 4);
-    if (at.c == 0) s.undecided[r] = v0 == 0 ? sum : s.undecided[r] + sum;
+    if (at.c == 0) s.value_p[r] = v0 == 0 ? sum : s.value_p[r] + sum;
   }
 }
 
@@ -124,7 +149,7 @@ __device__ __forceinline__ float value_products(const P& p, Shared& s, Group& gr
       wait_copy_groups<0>();
       publish_tiles();
       meet<Group::kGroup>();
-      if (LAST) write_value_gradients(p, s, span, hv, v0);
+      if (LAST) write_value_gradients<true>(p, s, ValueRows(), span, hv, v0);
     }
     for (int i = 0; i < 2 && v0 + i * kFastTile < p.value_dim; ++i) {
       group.template values<FIRST>(s.stage[i], warp);

@@ -15,10 +15,9 @@ struct WideShared {
   SwizzledTile q[2], k[2], later_k[2];  // the half's, and the second half's of k
   SwizzledTile scores, s_ds, s_dm;
   RuleGates gates;
-  float row_z[2][64], key_p[64], reads[2][64], kept[64];  // as in GradientShared
+  float row_z[2][64], reads[2][64], kept[64];  // as in GradientShared
   float column_z[8][64];
-  float diagonal[64];
-  float undecided[64];
+  float value_p[64], key_p[64];
   float carry[8];
 
   __device__ __forceinline__ SwizzledTile& ds() { return s_ds; }
@@ -50,6 +49,7 @@ template <bool FIRST, int GROUP>
 __device__ __forceinline__ void fetch_half(const FastBackward& p, Span span, int64_t chunk, int hv,
                                            WideShared& s) {
   constexpr int kSlab = FIRST ? 0 : 2;
+  const ValueRows values(p, span, hv);
   fetch_values(p, span, chunk, hv, 0, kSlab, s.stage[0]);
   if (p.value_dim > kFastTile) fetch_values(p, span, chunk, hv, kFastTile, kSlab, s.stage[1]);
   fetch_keys(p, p.q, span, hv, kSlab, s.q);
@@ -62,7 +62,7 @@ __device__ __forceinline__ void fetch_half(const FastBackward& p, Span span, int
   wait_copy_groups<0>();
   publish_tiles();
   meet<GROUP>();
-  if (!FIRST) write_value_gradients(p, s, span, hv, 0);  // X is not read again
+  if (!FIRST) write_value_gradients<false>(p, s, values, span, hv, 0);  // X is not read again
 }
 
 // The first group's way through a half; `a` holds ds from the first one on.
