@@ -236,6 +236,101 @@ TEST_P(Dplr, ManyHeads) {
     }
 }
 
+// What a kernel is given in this dtype, in f64.
+Inputs rounded_to(Inputs in, DType dtype) {
+  for (Tensor* t : {&in.r, &in.k, &in.v, &in.a, &in.b, &in.d_o}) *t = t->to(dtype).to(DType::f64);
+  for (Tensor* t : {&in.w, &in.h0, &in.dht}) *t = t->to(accumulate_type(dtype)).to(DType::f64);
+  return in;
+}
+
+void expect_exact(const Inputs& in, DType dtype, Device device, const std::string& what) {
+  const double outputs = dtype == DType::bf16 ? 8e-3 : dtype == DType::f32 ? 2e-5 : 1e-11;
+  expect_results_near(run(in, dtype, device), run(rounded_to(in, dtype), DType::f64, Device()),
+                      kNames, 2, outputs, dtype == DType::bf16 ? 1.5e-2 : outputs, what);
+}
+
+// Every token erases what stands under the one key and writes its own value: S_t = k v_tᵀ.
+TEST_P(Dplr, B06IdenticalKeys) {
+  Inputs in = rwkv_inputs(1, 256, 2, 64, 32);
+  for (Tensor* t : {&in.w, &in.h0}) t->fill_(0);
+  const Tensor key = in.a.slice(1, 0, 1).slice(2, 0, 1).clone();  // a unit vector
+  in.a.copy_(key.expand(in.a.shape()));
+  for (Tensor* t : {&in.k, &in.b})
+    for (int64_t i = 0; i < in.a.numel(); ++i) t->data<double>()[i] = -in.a.data<double>()[i];
+  for (const DType dtype : dtypes()) {
+    const Inputs seen = rounded_to(in, dtype);
+    const Tensor want = seen.v.clone();
+    double *o = want.data<double>(), *r = seen.r.data<double>(), *k = seen.k.data<double>();
+    for (int64_t row = 0; row < want.numel() / 32; ++row) {
+      double read = 0;
+      for (int64_t i = 0; i < 64; ++i) read += r[row * 64 + i] * k[row * 64 + i];
+      for (int64_t j = 0; j < 32; ++j) o[row * 32 + j] *= read;
+    }
+    const std::vector<Tensor> got = run(in, dtype, device());
+    // A key of rounded numbers has not quite length 1, and that adds up while it is erased.
+    EXPECT_LE(relative_error(got[0], want), dtype == DType::bf16 ? 2e-2 : 2e-5) << name(dtype);
+    EXPECT_TRUE(all_values_finite(got));
+  }
+}
+
+TEST_P(Dplr, B18NothingIsReadBehindTheLastToken) {
+  for (const int64_t time : {65, 80, 97, 127})
+    for (const DType dtype : dtypes()) {
+      const Inputs in = rwkv_inputs(1, time, 2, 64, 32);
+      Inputs guarded = in;
+      for (Tensor* t :
+           {&guarded.r, &guarded.w, &guarded.k, &guarded.v, &guarded.a, &guarded.b, &guarded.d_o}) {
+        Shape longer = t->shape();
+        longer[1] = 192;
+        const DType to = t == &guarded.w ? accumulate_type(dtype) : dtype;
+        const Tensor view =
+            Tensor::full(longer, std::numeric_limits<double>::quiet_NaN(), to, device())
+                .slice(1, 0, time);
+        view.copy_(t->to(to, device()));
+        ASSERT_TRUE(view.is_contiguous());  // so that the kernels see the NaNs behind it
+        *t = view;
+      }
+      const std::vector<Tensor> got = run(guarded, dtype, device()),
+                                want = run(in, dtype, device());
+      for (size_t i = 0; i < want.size(); ++i)
+        EXPECT_TRUE(bitwise_equal(got[i], want[i])) << kNames[i] << ' ' << time << name(dtype);
+    }
+}
+
+TEST_P(Dplr, B40ValueColumnsAreIndependentAndSummed) {
+  const Inputs in = rwkv_inputs(2, 100, 1, 32, 128);
+  const auto part = [&](int64_t begin) {
+    Inputs p = in;
+    for (Tensor* t : {&p.v, &p.h0, &p.d_o, &p.dht}) *t = t->slice(3, begin, begin + 64);
+    return run(p, DType::f32, device());
+  };
+  const std::vector<Tensor> all = run(in, DType::f32, device()), a = part(0), b = part(64);
+  for (const size_t i : {0, 1, 5, 8}) {  // o, ht, dv, dh0
+    EXPECT_LE(relative_error(all[i].slice(3, 0, 64), a[i]), 1e-6) << kNames[i];
+    EXPECT_LE(relative_error(all[i].slice(3, 64, 128), b[i]), 1e-6) << kNames[i];
+  }
+  for (const size_t i : {2, 3, 4, 6, 7}) {
+    const Tensor sum = a[i].clone();
+    for (int64_t j = 0; j < sum.numel(); ++j) sum.data<double>()[j] += b[i].data<double>()[j];
+    EXPECT_LE(relative_error(all[i], sum), 5e-6) << kNames[i];
+  }
+}
+
+// Numbers beyond 65504, the largest of half precision, and beside small ones.
+TEST_P(Dplr, B42LargeValuesAndUpstreamGradients) {
+  for (const DType dtype : dtypes())
+    for (const double bound : {-0.6066, 0.0}) {
+      Inputs in = rwkv_inputs(1, 200, 1, 64, 64);
+      in.options.lower_bound = bound;
+      for (Tensor* t : {&in.d_o, &in.dht})
+        for (int64_t i = 0; i < t->numel(); ++i) t->data<double>()[i] *= 1e6;
+      expect_exact(in, dtype, device(), "upstream 1e6");
+      for (Tensor* t : {&in.v, &in.h0})
+        for (int64_t i = 0; i < t->numel(); ++i) t->data<double>()[i] *= i % 64 < 8 ? 1e7 : 1e-7;
+      expect_exact(in, dtype, device(), "values 1e7 and 1e-7");
+    }
+}
+
 TEST_P(Dplr, RecomputationAndRerunsChangeNoBit) {
   for (const DType dtype : dtypes())
     for (const int64_t width : {64, 128})
