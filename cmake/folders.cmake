@@ -8,6 +8,7 @@ set(EBB_NN_SOURCES
 set(EBB_MODEL_SOURCES
   models/calibrate.cpp
   models/checkpoint.cpp
+  models/weight_files.cpp
   models/config.cpp
   models/config_attention.cpp
   models/config_reader.cpp

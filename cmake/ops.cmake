@@ -158,6 +158,7 @@ set(EBB_TOOL_SOURCES
   tools/bench_rows/tensor.cpp
   tools/child.cpp
   tools/command.cpp
+  tools/convert.cpp
   tools/demo_data.cpp
   tools/eval_command.cpp
   tools/eval_models.cpp
@@ -171,6 +172,7 @@ set(EBB_TOOL_SOURCES
   tools/model_report.cpp
   tools/mqar_command.cpp
   tools/mqar_task.cpp
+  tools/output_folder.cpp
   tools/progress_line.cpp
   tools/report_command.cpp
   tools/result_file.cpp

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
-#include <map>
 
 #include "models/config_reader.h"
+#include "models/weight_files.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
-#include "tensor/safetensors.h"
 
 namespace ebb {
 
@@ -16,8 +15,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 namespace {
-
-constexpr const char *kWeights = "model.safetensors", *kIndex = "model.safetensors.index.json";
 
 ModelConfig changed(ModelConfig config, const json& changes, const std::string& file) {
   ModelConfig known = config;
@@ -35,7 +32,9 @@ ModelConfig changed(ModelConfig config, const json& changes, const std::string& 
   return parse_foreign_config(object, file);
 }
 
-// What the public library reads: no limit of a step is an infinite one there, and its default.
+}  // namespace
+
+// No limit of a step is an infinite one there, and its default.
 json public_config(const ModelConfig& config) {
   json j = config.to_json();
   if (!j.contains("dt_limit") || config.dt_limit_high || config.source.contains("dt_limit"))
@@ -47,59 +46,6 @@ json public_config(const ModelConfig& config) {
   return j;
 }
 
-// The tensors of one file into `state`, views of the mapped file; f16 as f32.
-void read_weights(const SafeTensors& file, const std::vector<std::string>& names,
-                  StateDict* state) {
-  for (const std::string& name : names) {
-    const bool half = file.info(name).dtype == "F16";
-    state->emplace_back(name, half ? file.get(name, DType::f32) : file.get(name));
-  }
-}
-
-// File -> its tensors, as model.safetensors.index.json has them.
-std::map<std::string, std::vector<std::string>> parts(const std::string& index) {
-  const json whole = read_json(index);
-  const json map = whole.is_object() ? whole.value("weight_map", json()) : json();
-  check(map.is_object() && !map.empty(), "{}: want an object \"weight_map\"", index);
-  std::map<std::string, std::vector<std::string>> files;
-  for (const auto& [name, value] : map.items()) {
-    const std::string file = value.is_string() ? value.get<std::string>() : "";
-    check(!file.empty() && fs::path(file).filename() == file,
-          "{}: /weight_map/{}: want the name of a file beside it, got {}", index, name,
-          value.dump());
-    files[file].push_back(name);
-  }
-  return files;
-}
-
-bool in_parts(const std::string& folder) {
-  return !fs::exists(folder + "/" + kWeights) && fs::exists(folder + "/" + kIndex);
-}
-
-StateDict read_weights(const std::string& folder) {
-  StateDict state;
-  if (in_parts(folder)) {
-    for (const auto& [file, names] : parts(folder + "/" + kIndex))
-      read_weights(SafeTensors(folder + "/" + file), names, &state);
-  } else {
-    const SafeTensors file(folder + "/" + kWeights);
-    read_weights(file, file.names(), &state);
-  }
-  return state;
-}
-
-}  // namespace
-
-std::vector<std::string> weight_files(const std::string& folder) {
-  std::vector<std::string> files;
-  if (in_parts(folder))
-    for (const auto& [file, names] : parts(folder + "/" + kIndex))
-      files.push_back(folder + "/" + file);
-  else if (fs::exists(folder + "/" + kWeights))
-    files.push_back(folder + "/" + kWeights);
-  return files;
-}
-
 std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json& changes) {
   const std::string config_file = folder + "/config.json";
   check(fs::is_directory(folder), "{}: there is no such model folder", folder);
@@ -107,7 +53,7 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json&
       parse_foreign_config(parse_python_json(read_file(config_file), config_file), config_file);
   if (!changes.empty()) config = changed(std::move(config), changes, config_file);
   auto model = make_model(config);
-  StateDict state = read_weights(folder);
+  StateDict state = WeightFiles(folder).tensors();
   // A tied head may be stored beside the embedding it equals.
   if (model->config().tie_word_embeddings)
     std::erase_if(state, [](const auto& entry) { return entry.first == "lm_head.weight"; });
@@ -121,7 +67,7 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json&
 
 void save_model(const std::string& folder, const LanguageModel& model, const Tokenizer* tokenizer) {
   make_folders(folder);
-  save_safetensors(folder + "/" + kWeights, model.state_dict(), {{"format", "pt"}});
+  save_weights(folder, model.state_dict());
   write_file_atomically(folder + "/config.json",
                         dump_python_json(public_config(model.config())) + "\n");
   if (tokenizer) tokenizer->save(folder);

@@ -22,6 +22,7 @@ namespace ebb::tools {
 void add_bench(CLI::App& app);           // tools/bench_command.cpp
 void add_bench_gemm(CLI::App& bench);    // tools/bench_gemm.cpp, a subcommand of bench
 void add_bench_models(CLI::App& bench);  // tools/bench_models.cpp, likewise
+void add_convert(CLI::App& app);         // tools/convert.cpp
 void add_eval(CLI::App& app);            // tools/eval_command.cpp
 void add_generate(CLI::App& app);        // tools/generate.cpp
 void add_mqar(CLI::App& app);            // tools/mqar_command.cpp

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "models/checkpoint.h"
+#include "models/weight_files.h"
 #include "tensor/check.h"
 #include "tensor/hash.h"
 #include "train/config.h"
@@ -17,8 +18,10 @@ namespace fs = std::filesystem;
 namespace {
 
 bool is_model(const std::string& folder) {
-  return fs::exists(folder + "/config.json") && !weight_files(folder).empty();
+  return fs::exists(folder + "/config.json") && WeightFiles::there(folder);
 }
+
+}  // namespace
 
 std::string model_folder(const std::string& folder) {
   check(fs::is_directory(folder), "there is no folder {}", folder);
@@ -34,6 +37,8 @@ std::string model_folder(const std::string& folder) {
   check(newest.has_value(), "no checkpoint of {} is intact: {}", folder, note);
   return *newest;
 }
+
+namespace {
 
 // The last `parts` components of a path.
 std::string tail(const fs::path& path, int parts) {
@@ -121,7 +126,7 @@ std::unique_ptr<LanguageModel> load_eval_model(const EvalModel& m, Device device
 
 std::string weights_hash(const std::string& folder) {
   std::vector<std::string> hashes;
-  for (const std::string& file : weight_files(folder)) hashes.push_back(file_hash(file));
+  for (const std::string& file : WeightFiles(folder).paths()) hashes.push_back(file_hash(file));
   return fmt::format("xxh64:{}", fmt::join(hashes, ","));
 }
 

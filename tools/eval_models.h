@@ -11,13 +11,16 @@
 
 namespace ebb::tools {
 
+// The model in a folder: a model's own, or of a run the final one, or else the newest intact
+// checkpoint. Throws when there is none; files with checksums are compared with them.
+std::string model_folder(const std::string& folder);
+
 struct FoundModel {
   std::string name;    // unique
   std::string folder;  // with config.json and model.safetensors
 };
-// Entries FOLDER or NAME=FOLDER. A folder is a model's or a run's, of which the final model
-// or else the newest intact checkpoint is taken. Without a name, the shortest ends of the paths
-// that differ.
+// Entries FOLDER or NAME=FOLDER, of which model_folder() is taken. Without a name, the shortest
+// ends of the paths that differ.
 std::vector<FoundModel> find_models(const std::vector<std::string>& entries);
 
 struct EvalModel {

@@ -12,6 +12,7 @@
 #include "tensor/file.h"
 #include "tools/commands.h"
 #include "tools/model_report.h"
+#include "tools/output_folder.h"
 #include "tools/progress_line.h"
 #include "tools/temporary_folder.h"
 #include "tools/token_source.h"
@@ -93,36 +94,17 @@ std::vector<HeadReport> apply(LanguageModel& model, const InitConfig& init, cons
   return tokens ? measure_gates(model, tokens, show) : gate_values(model);
 }
 
-bool is_weights_or_config(const fs::path& file) {
-  const std::string name = file.filename().string();
-  for (const char* end : {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json",
-                          ".pt", ".pth", ".ckpt"})
-    if (name.ends_with(end)) return true;
-  return name == "config.json" || name == "init.json";
-}
-
 // The folder with the new weights; what else the source folder holds (tokenizer, generation
 // settings) comes along.
 void write_folder(const fs::path& folder, const Options& o, const LanguageModel& model,
                   const json& record) {
   save_model(folder.string(), model);
   write_file_atomically((folder / "init.json").string(), record.dump(1) + "\n");
-  if (fs::is_directory(o.model))
-    for (const auto& f : fs::directory_iterator(o.model))
-      if (f.is_regular_file() && !is_weights_or_config(f.path()))
-        write_file_atomically((folder / f.path().filename()).string(),
-                              read_file(f.path().string()));
+  if (fs::is_directory(o.model)) copy_other_files(o.model, folder);
   const bool has_tokenizer =
       fs::exists(folder / "tokenizer.model") || fs::exists(folder / "tokenizer.json");
   if (!has_tokenizer && !o.tokens.tokenizer.empty())
     Tokenizer::load(o.tokens.tokenizer).save(folder.string());
-}
-
-// Renames the finished folder to `out`, in exchange for the one there may be.
-void publish(const fs::path& staged, const fs::path& out) {
-  if (fs::exists(out)) fs::rename(out, staged.parent_path() / "replaced");
-  fs::rename(staged, out);
-  sync_folder(out.parent_path().string());
 }
 
 void print_deviation(const std::vector<HeadReport>& gates) {
@@ -142,12 +124,7 @@ void run(const Options& o) {
   const InitConfig init = init_config(o);
   const bool dami = init.scheme == InitScheme::dami;
   const Device device = usable_device(o.device);
-  if (o.out.empty()) throw UsageError("--out names no folder");
-  fs::path out = fs::absolute(o.out).lexically_normal();
-  if (!out.has_filename()) out = out.parent_path();
-  check(!fs::exists(out) || o.overwrite, "init: {} exists already; --overwrite replaces it",
-        out.string());
-  check(!fs::exists(out) || fs::is_directory(out), "init: {} is not a folder", out.string());
+  const fs::path out = new_folder(o.out, o.overwrite, "init");
 
   const auto model = load_or_make(o.model, init.seed);
   const bool needs_data = !model->config().is_mamba2() && !model->config().is_rwkv7();

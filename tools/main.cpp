@@ -21,8 +21,8 @@ namespace {
 
 void add_commands(CLI::App& app) {
   for (const auto add :
-       {add_tokenize, add_init, add_train, add_study, add_demo_data, add_eval, add_generate,
-        add_mqar, add_report, add_inspect, add_verify, add_bench, add_gradcheck})
+       {add_tokenize, add_init, add_convert, add_train, add_study, add_demo_data, add_eval,
+        add_generate, add_mqar, add_report, add_inspect, add_verify, add_bench, add_gradcheck})
     add(app);
 }
 

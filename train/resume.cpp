@@ -116,6 +116,10 @@ LoopState load_checkpoint(const std::string& folder, LanguageModel& model, State
   const SafeTensors file(folder + "/model.safetensors");
   for (const std::string& name : file.names()) weights.emplace_back(name, file.get(name));
   model.load_state_dict(weights);
+  return load_training_state(folder, optimizer);
+}
+
+LoopState load_training_state(const std::string& folder, StateDict* optimizer) {
   const SafeTensors moments(folder + "/optimizer.safetensors");
   optimizer->clear();
   for (const std::string& name : moments.names())

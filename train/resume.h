@@ -34,6 +34,8 @@ void verify_checkpoint(const std::string& folder);
 // The newest checkpoint that verifies; damaged ones are reported through `note` and passed over.
 std::optional<std::string> newest_checkpoint(const std::string& run, std::string* note);
 
+// The moments and counters of a checkpoint, without its weights.
+LoopState load_training_state(const std::string& folder, StateDict* optimizer);
 // Reads what save_checkpoint wrote; the model must have the same architecture.
 LoopState load_checkpoint(const std::string& folder, LanguageModel& model, StateDict* optimizer);
 

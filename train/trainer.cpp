@@ -185,7 +185,8 @@ class Run {
           "train: {} holds checkpoints already; give --resume to go on from "
           "them or choose another \"out\"",
           c_.out);
-    if (found) check_same_recipe(recipe, c_);
+    const bool written = fs::exists(recipe);  // not beside a checkpoint from `ebb convert`
+    if (found && written) check_same_recipe(recipe, c_);
     std::vector<HeadReport> gates;
     model_ =
         starting_model(c_, in_.device, in_.stream, in_.stream.empty() || found ? nullptr : &gates);
@@ -210,8 +211,9 @@ class Run {
     if (found) {
       optimizer_->load_state_dict(moments);
       in_.batches.seek(state_.cursor);
-    } else {
-      write_file_atomically(recipe, c_.resolved().dump(1) + "\n");
+    }
+    if (!found || !written) write_file_atomically(recipe, c_.resolved().dump(1) + "\n");
+    if (!found) {
       if (!gates.empty())
         write_file_atomically(c_.out + "/gates_initial.json", gates_to_json(gates).dump(1) + "\n");
       write_decays("decays_initial.json");
