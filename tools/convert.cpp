@@ -180,11 +180,12 @@ void add_convert(CLI::App& app) {
   c->add_option("--to", o->to, "model: a public folder; checkpoint: of a training run")
       ->capture_default_str()
       ->check(CLI::IsMember({"model", "checkpoint"}));
-  c->add_option("--dtype", o->dtype,
-                "keep, f32, or bf16: the matrices; vectors (gates, norms, biases) stay f32")
+  c->add_option(
+       "--dtype", o->dtype,
+       "keep, f32, or bf16: the matrices; gates, norms, biases and short convolutions stay f32")
       ->capture_default_str()
       ->check(CLI::IsMember({"keep", "f32", "bf16"}));
-  c->add_flag("--all", o->all, "With --dtype bf16: vectors too, as many public folders have them");
+  c->add_flag("--all", o->all, "With --dtype bf16: those too, as many public folders have them");
   c->add_option("--shard-size", o->shard_size,
                 "Most bytes of a file, e.g. 5GB (1 GB: 10^9 bytes); 0: one file")
       ->transform(CLI::AsSizeValue(true));
