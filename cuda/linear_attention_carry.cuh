@@ -62,11 +62,30 @@ __device__ __forceinline__ void scale_added(unsigned (&to)[4][4], const Swizzled
   });
 }
 
+// What rounding has left of those of scale_added<Carry::contributions>, as more of them: a sharp
+// softmax over contributions in f32 shows it.
+__device__ __forceinline__ void scale_rest(unsigned (&to)[4][4], const SwizzledTile& v,
+                                           const FastGates& gates, int warp, const Lane& l) {
+  load_values(to, v, warp, l);
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int t = 16 * k + 8 * (e / 2) + 2 * l.c;
+      const float2 tail = pair(gates.tail, t), weight = pair(gates.beta, t);
+      const float x = tail.x * weight.x * low_half(to[k][e]);
+      const float y = tail.y * weight.y * high_half(to[k][e]);
+      const unsigned rounded = pack_bf16(x, y);
+      to[k][e] = pack_bf16(x - low_half(rounded), y - high_half(rounded));
+    }
+}
+
 // The multiplying warps, 16 columns of V each, state transposed in registers. Per chunk, in
 // reverse: 1 D+E out, where E is the gradient of the run's contribution times the decay up to the
-// run's end. 2 D = γ_n D + qᵀ (scale γ dO). Forward: 1 S out. 2 S = γ_n S + kᵀ (τ w v); or out at a
-// run's end. READERS more threads read a stage and the states that leave. Nothing is worked out
-// between a product and the wait for it: the compiler takes the registers of its left operands.
+// run's end. 2 D = γ_n D + qᵀ (scale γ dO). Forward: 1 S out. 2 S = γ_n S + kᵀ (τ w v); or, of
+// values in two parts, out at a run's end. READERS more threads read a stage and the states that
+// leave. Nothing is worked out between a product and the wait for it: the compiler takes the
+// registers of its left operands.
 template <int SLABS, Carry C, int READERS, class Shared>
 __device__ __forceinline__ void carry_state(const FastAttention& p, const AttentionItem& item,
                                             const AttentionSegments& cut, Shared& s,
@@ -103,14 +122,19 @@ __device__ __forceinline__ void carry_state(const FastAttention& p, const Attent
       if constexpr (READERS > 0) barrier_arrive<128 + READERS>(kStateReadable + (step & 1));
       barrier_arrive<kStored>(kStateReady + (step & 1));
     }
-    unsigned x[4][4];
+    unsigned x[4][4], rest[4][4];
     scale_added<C>(x, now.v, s.gates[turn.at], p.scale, warp, l);
+    if constexpr (C == Carry::contributions) scale_rest(rest, now.v, s.gates[turn.at], warp, l);
     through *= total;
     if (C == Carry::contributions && step % p.pieces == 0) clear_state<SLABS>(state);
     scale_state<SLABS>(state, total);
     warpgroup_begin();  // 2
 #pragma unroll
     for (int j = 0; j < SLABS; ++j) multiply_columns(state[j], x, now.keys[Shared::kKeys - 1][j]);
+    if constexpr (C == Carry::contributions)
+#pragma unroll
+      for (int j = 0; j < SLABS; ++j)
+        multiply_columns(state[j], rest, now.keys[Shared::kKeys - 1][j]);
     warpgroup_commit();
     warpgroup_wait<0>();
     settle_state<SLABS>(state);
