@@ -202,6 +202,7 @@ TEST_F(StudyTest, KilledItGoesOn) {
   const std::vector<std::string> command = {at("long.json"), "--seeds", "1,2", "--jobs", "2"};
   pid_t pid = start(command);
   const pid_t child = underway("long-s1");
+  ASSERT_GT(child, 0);
   kill(pid, SIGKILL);
   finish(pid);
   EXPECT_EQ(state_of("long-s1")["state"], "running");
@@ -220,7 +221,9 @@ TEST_F(StudyTest, AKilledRunCostsOnlyItself) {
   const std::vector<std::string> command = {
       at("long.json"), at("a/small.json"), "--seeds", "1", "--jobs", "2"};
   const pid_t pid = start(command);
-  kill(underway("long-s1"), SIGKILL);
+  const pid_t child = underway("long-s1");
+  ASSERT_GT(child, 0);  // -1 would be everybody
+  kill(child, SIGKILL);
   const int status = finish(pid);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1);
   EXPECT_EQ(state_of("small-s1")["state"], "done");
@@ -246,6 +249,7 @@ TEST_F(StudyTest, StopsWithCheckpoints) {
   for (const int number : {SIGINT, SIGTERM}) {
     const pid_t pid = start(command);
     const pid_t child = underway("long-s1");
+    ASSERT_GT(child, 0);
     EXPECT_EQ(run_ebb("study " + at("long.json") + " --device cpu --out " + at("s")).code, 1);
     kill(pid, number);
     EXPECT_EQ(finish(pid), 0) << read_file(at("err.log"));
