@@ -1,7 +1,8 @@
-// dplr in bf16 on tensor cores, for heads of at most 64 channels. Where log decays are bounded
-// (DplrOptions::lower_bound), a chunk of 64 tokens is centred on half of its decay,
+// dplr in bf16 on tensor cores, for heads of at most 64 channels (others: cuda/dplr_wide.cuh).
+// Where log decays are bounded (DplrOptions::lower_bound), a chunk of 64 tokens is centred on about
+// half of its decay,
 //   R_i = scale r_i∘e^{G_i−c}   A_i = a_i∘e^{Gx_i−c}   K_j = k_j∘e^{c−G_j}   B_j = b_j∘e^{c−G_j}
-// with c = G_n/2 by channel, so that no exponent exceeds 40 and every score is an element of a
+// with c near G_n/2 by channel, so that no exponent exceeds 40 and every score is an element of a
 // product of these (ops/dplr.h): A_rk = tril(R Kᵀ), A_ab = stril(A Bᵀ), ... With ε = e^c, ε∘R is r
 // as it meets the state before the chunk, ε∘K is k as it reaches the one after it, and ε² is the
 // decay over the chunk.
