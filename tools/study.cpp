@@ -16,6 +16,7 @@
 #include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
+#include "tensor/notice.h"
 #include "tools/commands.h"
 #include "tools/recipe.h"
 #include "tools/version.h"
@@ -166,7 +167,7 @@ void Study::lock() {
     lock_ = -1;
     if (mine) continue;  // removed meanwhile by the one that had it
     check(ended(file), "study: another `ebb study` is at work in {}", out_);
-    if (!told) fmt::print(stderr, "waiting for the runs that a killed study left in {}\n", out_);
+    if (!told) notice(fmt::format("waiting for the runs that a killed study left in {}\n", out_));
     usleep(100'000);
   }
   const std::string pid = std::to_string(getpid()) + "\n";

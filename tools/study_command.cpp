@@ -7,6 +7,7 @@
 #include <set>
 
 #include "tensor/check.h"
+#include "tensor/notice.h"
 #include "tools/commands.h"
 #include "tools/study.h"
 
@@ -107,7 +108,7 @@ void run(const Options& o) {
   if (failed == 0) return;
   for (const size_t i : mine)
     if (const StudyRun& r = study.runs[i]; r.state == RunState::failed)
-      fmt::print(stderr, "ebb: error: {} failed: {}\n", r.name, r.error);
+      notice(fmt::format("ebb: error: {} failed: {}\n", r.name, r.error));
   throw Exit{kExitFailure};
 }
 

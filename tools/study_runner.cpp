@@ -15,6 +15,7 @@
 #include "models/config_reader.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
+#include "tensor/notice.h"
 #include "tools/child.h"
 #include "tools/progress_line.h"
 #include "tools/study.h"
@@ -108,7 +109,7 @@ class Runner {
     return r.trained && (o_.eval.empty() || r.evaluated == o_.eval);
   }
   void note(const std::string& text) const {
-    fmt::print(stderr, "{}{}\n", isatty(STDERR_FILENO) ? "\r\x1b[K" : "", text);
+    notice(fmt::format("{}{}\n", isatty(STDERR_FILENO) ? "\r\x1b[K" : "", text));
   }
 
   size_t count(RunState state) const {
@@ -277,7 +278,9 @@ class Runner {
 }  // namespace
 
 int run_study(Study& study, const std::vector<size_t>& mine, const StudyOptions& options) {
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) std::signal(number, request_stop);
+  for (const int number : {SIGINT, SIGTERM}) std::signal(number, request_stop);
+  if (std::signal(SIGHUP, request_stop) == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup
+  std::signal(SIGPIPE, SIG_IGN);  // who read the progress may go away
   return Runner(study, mine, options)();
 }
 

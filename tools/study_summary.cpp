@@ -8,6 +8,7 @@
 #include "eval/report.h"
 #include "tensor/check.h"
 #include "tensor/file.h"
+#include "tensor/notice.h"
 #include "tools/study.h"
 #include "tools/version.h"
 
@@ -92,7 +93,7 @@ std::vector<Row> rows_of(const Study& study) {
       for (const auto& [key, x] : numbers_of(study.folder(r))) values[r.recipe][key].push_back(x);
       row->seeds.push_back(r.seed);
     } catch (const Error& e) {
-      fmt::print(stderr, "ebb: warning: {} is left out: {}\n", r.name, e.what());
+      notice(fmt::format("ebb: warning: {} is left out: {}\n", r.name, e.what()));
     }
   }
   for (Row& row : rows)
