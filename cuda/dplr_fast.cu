@@ -32,6 +32,7 @@ FastProblem make_fast(const DplrProblem& p, const DplrSaved& saved, const Tensor
   d.unbounded_decay = ebb::device_flags(p.v.device()) + int(DeviceFlag::unbounded_decay);
   d.least = p.lower_bound < 0 ? float(p.lower_bound * (1 + 1e-5))
                               : -std::numeric_limits<float>::infinity();
+  d.zero_start = p.zero_start;
   d.inverse = reinterpret_cast<SwizzledTile*>(ptr<bf16>(saved.inverse));
   d.chunk_states = reinterpret_cast<SwizzledTile*>(ptr<bf16>(saved.states));
   d.steps = reinterpret_cast<ChunkStep*>(ptr<bf16>(saved.values));

@@ -58,6 +58,7 @@ struct FastProblem : delta::Problem<bf16_t> {  // q, k, v, g: r, k, v, w
   const bf16_t *low_a = {}, *low_b = {};       // a, b [tokens,H,K]
   int32_t* unbounded_decay = {};
   float least = {};
+  bool zero_start = {};  // backward: the states before the sequences are zero
   // Of each chunk and head: (I − A_ab)⁻¹, and the state before it, transposed.
   SwizzledTile *inverse = {}, *chunk_states = {};
   ChunkStep* steps = {};
@@ -80,6 +81,10 @@ struct FastProblem : delta::Problem<bf16_t> {  // q, k, v, g: r, k, v, w
     if (chunk_before) return i;
     const unsigned at = unsigned(i), n = unsigned(sequences);
     return at % n * chunks_per_row + at / n;
+  }
+  // Whether chunk `i` begins with a zero state for certain.
+  __device__ __forceinline__ bool from_zero(int64_t i, Span span) const {
+    return zero_start && i == first_chunk(span.sequence);
   }
   __device__ __forceinline__ int64_t tile_at(int64_t chunk_index, int head) const {
     return chunk_index * heads + head;

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kFastThreads, 2) gradient_kernel(FastProblem p
   __syncthreads();
   const Span span = s.span;
   store_key_gradients(p, s, span, head, TilePlace(thread_again()));  // 6
-  write_decay_gradients<PARTS>(p, s, span, head);
+  write_decay_gradients<PARTS>(p, s, span, head, p.from_zero(first + blockIdx.y, span));
 }
 
 }  // namespace

@@ -342,8 +342,10 @@ __device__ __forceinline__ void store_gradients(const FastProblem& p, const Shar
 }
 
 // Sums over the tokens after, a thread with 16 of one channel. s.carry and s.kept have their parts.
+// from_zero: the first token has nothing to decay, and sums that cancel would leave their rounding.
 template <int PARTS, class P, class Shared>
-__device__ __forceinline__ void write_decay_gradients(const P& p, Shared& s, Span span, int head) {
+__device__ __forceinline__ void write_decay_gradients(const P& p, Shared& s, Span span, int head,
+                                                      bool from_zero) {
   const int thread = thread_again(), d = thread & 63, part = thread >> 6, row = 16 * part;
   float all = s.centred.from_start[0][d] * s.centred.to_end[0][d], carry = 0;
   if constexpr (PARTS == 4) all *= s.centred.over[0][d];
@@ -368,7 +370,8 @@ __device__ __forceinline__ void write_decay_gradients(const P& p, Shared& s, Spa
 #pragma unroll
   for (int i = 15; i >= 0; --i, g_dw -= stride) {
     all += until[i];
-    if (i < rows) *reinterpret_cast<float*>(g_dw) = all;
+    const float x = i == 0 && row == 0 && from_zero ? 0 * all : all;  // NaN stays
+    if (i < rows) *reinterpret_cast<float*>(g_dw) = x;
     all += before[i];
   }
 }

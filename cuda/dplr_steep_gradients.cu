@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kFastThreads, 1) steep_kernel(FastProblem p, i
   }
   __syncthreads();
   store_gradients(p, s, span, head);  // 6
-  write_decay_gradients<4>(p, s, span, head);
+  write_decay_gradients<4>(p, s, span, head, p.from_zero(chunk, span));
 }
 
 }  // namespace

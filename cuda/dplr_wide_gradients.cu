@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kFastThreads, PARTS == 4 ? 1 : 2)
     __syncthreads();
   }
   store_key_gradients(keys, s, item.span, item.head, TilePlace(thread_again()));  // 5
-  write_decay_gradients<PARTS>(keys, s, item.span, item.head);
+  write_decay_gradients<PARTS>(keys, s, item.span, item.head, p.from_zero(chunk, item.span));
 }
 
 }  // namespace

@@ -108,7 +108,7 @@ DplrOutput dplr(const Var& r, const Var& w, const Var& k, const Var& v, const Va
   if (options.recompute) saved = {}, start = p.h0;
   DplrProblem sizes;  // what backward captures: the problem without its tensors
   sizes.scale = p.scale, sizes.layout = p.layout;
-  sizes.chunk = p.chunk, sizes.lower_bound = p.lower_bound;
+  sizes.chunk = p.chunk, sizes.lower_bound = p.lower_bound, sizes.zero_start = !p.h0;
   const std::vector<Var> out =
       record(kOp, {r, w, k, v, a, b, h0},
              {p.r, p.w, p.k, p.v, p.a, p.b, saved.inverse, saved.states, saved.values, saved.scores,

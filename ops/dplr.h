@@ -77,6 +77,7 @@ struct DplrProblem {
   SeqLayout layout = {};
   int64_t chunk = 64;
   double lower_bound = 0;
+  bool zero_start = false;  // of backward, which need not have h0: there was none
 
   int64_t batch() const { return r.size(0); }
   int64_t time() const { return r.size(1); }
