@@ -8,6 +8,10 @@
 namespace ebb::gpu::delta {
 
 using FastChannelBackward = ChannelBackward<bf16_t>;
+// Of a problem that erases nothing: X is dv, which the reverse scan has written.
+struct PlainChannelBackward : FastChannelBackward {};
+template <class P>
+inline constexpr bool kPlain = std::is_same_v<P, PlainChannelBackward>;
 
 inline constexpr int kGradientThreads = 256;
 // Where the two groups of warps of the gradients wait for one another.
@@ -68,7 +72,8 @@ struct ChannelStage {                          // 64 columns of V
 };
 // After the products with V. Times are in groups of 8; [warp][group]: the 16 channels of a warp.
 struct ChannelScores {
-  SwizzledTile dp, dm;                    // dP, dM below the diagonal [i,j]
+  SwizzledTile dp, dm;                    // dP, dM below the diagonal [i,j]; where nothing is
+                                          // erased dP and what rounding has cut off it
   float4 head[4][8][32], tail[4][8][32];  // decay from a group's start through t; from t on to its
                                           // end; by lane, as accumulators
   FloatTile erase;                        // b, where it is a gate by channel
@@ -96,8 +101,9 @@ struct ChannelShared {
 static_assert(sizeof(ChannelScores) <= 2 * sizeof(ChannelStage));
 static_assert(2 * (sizeof(ChannelShared) + 1024) <= 228 * 1024);  // two blocks per multiprocessor
 
-__device__ __forceinline__ void fetch_values(const FastChannelBackward& p, const ChannelItem& item,
-                                             int v0, ChannelStage& s) {
+template <class P>
+__device__ __forceinline__ void fetch_values(const P& p, const ChannelItem& item, int v0,
+                                             ChannelStage& s) {
   const TilePlace at;
   const Span span = item.span;
   const int cols = p.value_dim - v0, keys = item.channels(p);
@@ -105,7 +111,7 @@ __device__ __forceinline__ void fetch_values(const FastChannelBackward& p, const
   const int64_t state = p.state_at(item.chunk, item.hv) + int64_t(v0) * p.key_dim + 64 * item.slab;
   at.fetch(s.d_o, p.d_o + p.value_at(span.first, item.hv) + v0, p.value_stride(), span.rows, cols);
   at.fetch(s.values, p.values + row, p.value_dim, span.rows, cols);
-  at.fetch(s.x, p.x + row, p.value_dim, span.rows, cols);
+  if constexpr (!kPlain<P>) at.fetch(s.x, p.x + row, p.value_dim, span.rows, cols);
   at.fetch(s.state, p.states + state, p.key_dim, cols, keys);
   at.fetch(s.dstate, p.dstates + state, p.key_dim, cols, keys);
 }
@@ -116,8 +122,9 @@ __device__ __forceinline__ const bf16_t* raw_at(const FastChannelBackward& p,
   return g + item.span.first * step + int64_t(item.hv) * p.key_dim + 64 * item.slab;
 }
 // Two stages, each a group of copies; nothing where V ends.
-__device__ __forceinline__ void fetch_stages(const FastChannelBackward& p, const ChannelItem& item,
-                                             int v0, ChannelShared& s) {
+template <class P>
+__device__ __forceinline__ void fetch_stages(const P& p, const ChannelItem& item, int v0,
+                                             ChannelShared& s) {
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     if (v0 + 64 * i < p.value_dim) fetch_values(p, item, v0 + 64 * i, s.stage[i]);

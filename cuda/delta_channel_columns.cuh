@@ -5,7 +5,8 @@
 
 namespace ebb::gpu::delta {
 
-// 1 over tiles of V: dP, dM, D V', <S,D>.
+// 1 over tiles of V: dP, dM, D V', <S,D>. PLAIN: no dM.
+template <bool PLAIN>
 struct ColumnProducts {
   static constexpr int kGroup = 1;
   float dp[8][4], dm[8][4], dk[8][4];  // dk: r
@@ -18,7 +19,10 @@ struct ColumnProducts {
 #pragma unroll
       for (int e = 0; e < 4; ++e) dp[n][e] = dm[n][e] = dk[n][e] = 0.f;
   }
-  __device__ __forceinline__ void settle_all() { settle(dp), settle(dm), settle(dk); }
+  __device__ __forceinline__ void settle_all() {
+    settle(dp), settle(dk);
+    if constexpr (!PLAIN) settle(dm);
+  }
   template <bool GATED, class P>
   __device__ __forceinline__ void values(const P&, const ChannelItem&, const ChannelStage& stage,
                                          int) {
@@ -26,7 +30,8 @@ struct ColumnProducts {
     const int warp = (int(threadIdx.x) >> 5) & 3;
     warpgroup_begin();
     multiply_tiles<false, Inner::last, Inner::last>(dp, stage.d_o, stage.values, warp);
-    multiply_tiles<false, Inner::last, Inner::last>(dm, stage.x, stage.values, warp);
+    if constexpr (!PLAIN)
+      multiply_tiles<false, Inner::last, Inner::last>(dm, stage.x, stage.values, warp);
     multiply_tiles<false, Inner::first, Inner::last>(dk, stage.dstate, stage.values, warp);
     warpgroup_commit();
 #pragma unroll
@@ -41,20 +46,21 @@ struct ColumnProducts {
   }
 };
 
-// 2 dP and dM, masked. 3 r through the state. 4 the tree. 5 dk, with b∘p from the other warps, and
-// the part of dg for them.
+// 2 dP and dM, masked; PLAIN: dP in two parts. 3 r through the state. 4 the tree. 5 dk, with b∘p
+// from the other warps, and the part of dg for them.
 template <bool GATED, class P>
 struct ColumnGradients : WarpChannels<GATED, P> {
   using Base = WarpChannels<GATED, P>;
   static constexpr bool kLogits = kOfLogits<P>;
-  using Base::c, Base::g, Base::high, Base::low, Base::odd, Base::odd_pair, Base::p, Base::s,
-      Base::second_half, Base::warp;
-  ColumnProducts& x;
+  using Base::c, Base::g, Base::high, Base::kErases, Base::low, Base::odd, Base::odd_pair, Base::p,
+      Base::s, Base::second_half, Base::warp;
+  ColumnProducts<!kErases>& x;
   float (&dk)[8][4];
   float dg[8][4] = {};  // first, in [0] and [2], what earlier groups add
   float carry[2];
 
-  __device__ __forceinline__ ColumnGradients(const P& p, ChannelShared& s, ColumnProducts& x)
+  __device__ __forceinline__ ColumnGradients(const P& p, ChannelShared& s,
+                                             ColumnProducts<!kErases>& x)
       : Base{p, s, thread_again()}, x(x), dk(x.dk) {}
 
   // Step 2.
@@ -68,7 +74,7 @@ struct ColumnGradients : WarpChannels<GATED, P> {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int row = 16 * warp + g + 8 * (e >> 1), column = 8 * n + 2 * c + (e & 1);
-        const float dp = p.scale * x.dp[n][e], dm = -x.dm[n][e];
+        const float dp = p.scale * x.dp[n][e], dm = kErases ? -x.dm[n][e] : 0.f;
         if (n % 2 == e >> 1 && n / 2 == warp) {
           if (column == row) s.now.diagonal[row] = dp;
           if (e % 2 == 0 && column + 1 == row) s.now.below[column / 2] = {dp, dm};
@@ -78,6 +84,14 @@ struct ColumnGradients : WarpChannels<GATED, P> {
     unsigned a[4][4];
     values_as_left(a, x.dp);
     put_rows(s.now.dp, a);
+    if constexpr (!kErases)
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const unsigned y = a[n / 2][2 * (n % 2) + e / 2];
+          x.dm[n][e] = x.dp[n][e] - (e % 2 ? high_half(y) : low_half(y));
+        }
     values_as_left(a, x.dm);
     put_rows(s.now.dm, a);
   }
@@ -128,8 +142,7 @@ struct ColumnGradients : WarpChannels<GATED, P> {
       operands(q, b, n);
       this->head(decay, n);
       this->scale(decay, f[i]);
-      this->pack(qa[i / 2] + at, q, decay);
-      this->pack(ba[i / 2] + at, b, decay);
+      pack_both(qa[i / 2] + at, ba[i / 2] + at, q, b, decay);
     }
     this->template totals_after<HALF>(f, first);
 #pragma unroll
@@ -141,7 +154,8 @@ struct ColumnGradients : WarpChannels<GATED, P> {
         unsigned r[4];
         this->columns_of_scores(r, first + HALF + 2 * j, n);
         mma(k, qa[j], r[0], r[1]);
-        mma(k, ba[j], r[2], r[3]);
+        mma(k, kErases ? ba[j] : qa[j], r[2], r[3]);
+        if constexpr (!kErases) mma(k, ba[j], r[0], r[1]);
       }
       this->tail(decay, n);
       this->scale(decay, f[i]);
@@ -149,11 +163,22 @@ struct ColumnGradients : WarpChannels<GATED, P> {
     }
   }
   __device__ __forceinline__ void operands(float (&q)[4], float (&b)[4], int n) const {
-    float k[4];
     this->group(q, s.q, n);
-    this->group(k, s.k, n);
-    this->erase(b, n);
-    this->multiply(b, k);
+    if constexpr (kErases) {
+      float k[4];
+      this->group(k, s.k, n);
+      this->erase(b, n);
+      this->multiply(b, k);
+    }
+  }
+  // q and b by decays. PLAIN: instead of b what rounding has cut off q.
+  __device__ __forceinline__ static void pack_both(unsigned* qa, unsigned* ba, const float (&q)[4],
+                                                   const float (&b)[4], const float (&decay)[4]) {
+    Base::pack(qa, q, decay);
+    if constexpr (kErases)
+      Base::pack(ba, b, decay);
+    else
+      Base::pack_rest(ba, qa, q, decay);
   }
   __device__ __forceinline__ void pair(int n) {
     terms_of_lower<1>(n);
@@ -172,11 +197,11 @@ struct ColumnGradients : WarpChannels<GATED, P> {
                                        const float (&decay)[4], unsigned dp, unsigned dm,
                                        F&& decay_from) {
     unsigned qa[2], ba[2];
-    this->pack(qa, q, decay);
-    this->pack(ba, b, decay);
+    pack_both(qa, ba, q, b, decay);
     float k[4] = {}, from[4];
     mma_k8(k, qa[0], qa[1], dp);
-    mma_k8(k, ba[0], ba[1], dm);
+    mma_k8(k, kErases ? ba[0] : qa[0], kErases ? ba[1] : qa[1], dm);
+    if constexpr (!kErases) mma_k8(k, ba[0], ba[1], dp);
     decay_from(from);
     this->add_product(dk[n], from, k);
   }
@@ -187,10 +212,8 @@ struct ColumnGradients : WarpChannels<GATED, P> {
     const unsigned dp = r[n % 2], dm = r[2 + n % 2];  // [i,j]
     const bool in8 = g < 4 && c >= 2, in4 = odd_pair && !(g & 2) && g >> 2 == c >> 1;
     float q[4], k[4], b[4], decay[4], earlier[2];
-    this->group(q, s.q, n);
     this->group(k, s.k, n);
-    this->erase(b, n);
-    this->multiply(b, k);
+    operands(q, b, n);
     const auto term = [&](int e) { return k[e] * dk[n][e]; };
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // from earlier groups; the first half to the second
@@ -219,7 +242,9 @@ struct ColumnGradients : WarpChannels<GATED, P> {
     for (int i = 0; i < 4; i += 2) {  // the pair of the lane's two times
       dg[n][i] = earlier[i / 2];
       dg[n][i + 1] = earlier[i / 2] + term(i);
-      dk[n][i] += decays.alpha[i + 1] * (below.x * q[i + 1] + below.y * b[i + 1]);
+      float pair = below.x * q[i + 1];
+      if constexpr (kErases) pair += below.y * b[i + 1];
+      dk[n][i] += decays.alpha[i + 1] * pair;
       dk[n][i] += diagonal.x * q[i], dk[n][i + 1] += diagonal.y * q[i + 1];
     }
   }
@@ -253,10 +278,12 @@ struct ColumnGradients : WarpChannels<GATED, P> {
     unsigned packed[8][2];
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      float other[4];
-      this->spread(other, this->from_rows(n));
+      if constexpr (kErases) {
+        float other[4];
+        this->spread(other, this->from_rows(n));
 #pragma unroll
-      for (int e = 0; e < 4; ++e) dk[n][e] += other[e];
+        for (int e = 0; e < 4; ++e) dk[n][e] += other[e];
+      }
       if (p.dk_terms) this->write(p.dk_terms, dk[n], n);
       packed[n][0] = pack_bf16(dk[n][0], dk[n][1]), packed[n][1] = pack_bf16(dk[n][2], dk[n][3]);
       this->from_columns(n) = {dg[n][0], dg[n][1], dg[n][2], dg[n][3]};
@@ -266,7 +293,8 @@ struct ColumnGradients : WarpChannels<GATED, P> {
   __device__ __forceinline__ void last() {  // dβ, a thread a time
     const ChannelScores& y = s.now;
     const int t = this->thread - kGradientThreads / 2;
-    if ((kLogits && GATED) || !(p.dbeta || raw_gradients(p)) || t >= y.item.span.rows) return;
+    if (!kErases || (kLogits && GATED) || !(p.dbeta || raw_gradients(p)) || t >= y.item.span.rows)
+      return;
     if constexpr (kLogits) return put_raw(y, t);
     p.dbeta[(y.item.slab * p.tokens + y.item.span.first + t) * p.value_heads + y.item.hv] =
         y.value_part[t] + y.key_part[0][t] + y.key_part[1][t] + y.key_part[2][t] + y.key_part[3][t];

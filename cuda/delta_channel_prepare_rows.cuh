@@ -34,6 +34,16 @@ __device__ __forceinline__ void scaled(unsigned (&y)[kOwn / 2], const unsigned (
   for (int i = 0; i < kOwn / 2; ++i)
     y[i] = pack_bf16(low_half(x[i]) * f[2 * i], high_half(x[i]) * f[2 * i + 1]);
 }
+// What rounding has cut off y.
+__device__ __forceinline__ void rest_of_scaled(unsigned (&rest)[kOwn / 2],
+                                               const unsigned (&y)[kOwn / 2],
+                                               const unsigned (&x)[kOwn / 2],
+                                               const float (&f)[kOwn]) {
+#pragma unroll
+  for (int i = 0; i < kOwn / 2; ++i)
+    rest[i] = pack_bf16(low_half(x[i]) * f[2 * i] - low_half(y[i]),
+                        high_half(x[i]) * f[2 * i + 1] - high_half(y[i]));
+}
 template <bool GATED>
 __device__ __forceinline__ void scaled_erase(unsigned (&y)[kOwn / 2], const Row<GATED>& x,
                                              const float (&f)[kOwn]) {

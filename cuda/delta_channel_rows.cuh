@@ -5,7 +5,8 @@
 
 namespace ebb::gpu::delta {
 
-// 1 over tiles of V: S dO, S X; dv and dw.
+// 1 over tiles of V: S dO, S X; dv and dw. PLAIN: S dO only.
+template <bool PLAIN>
 struct RowProducts {
   static constexpr int kGroup = 0;
   float dq[8][4], db[8][4];  // db: p
@@ -17,15 +18,20 @@ struct RowProducts {
 #pragma unroll
       for (int e = 0; e < 4; ++e) dq[n][e] = db[n][e] = 0.f;
   }
-  __device__ __forceinline__ void settle_all() { settle(dq), settle(db); }
+  __device__ __forceinline__ void settle_all() {
+    settle(dq);
+    if constexpr (!PLAIN) settle(db);
+  }
   template <bool GATED, class P>
   __device__ __forceinline__ void values(const P& p, const ChannelItem& item,
                                          const ChannelStage& stage, int v0) {
     const int warp = int(threadIdx.x) >> 5;
     warpgroup_begin();
     multiply_tiles<false, Inner::first, Inner::last>(dq, stage.state, stage.d_o, warp);
-    multiply_tiles<false, Inner::first, Inner::last>(db, stage.state, stage.x, warp);
+    if constexpr (!PLAIN)
+      multiply_tiles<false, Inner::first, Inner::last>(db, stage.state, stage.x, warp);
     warpgroup_commit();
+    if constexpr (PLAIN) return;
     if (item.slab == 0 && (p.dv || p.dwrite || p.dbeta || raw_gradients(p)))
       value_gradients<GATED>(p, item.span, item.chunk, item.hv, v0, stage.x, sums);
   }
@@ -36,15 +42,15 @@ template <bool GATED, class P>
 struct RowGradients : WarpChannels<GATED, P> {
   using Base = WarpChannels<GATED, P>;
   static constexpr bool kLogits = kOfLogits<P>;
-  using Base::c, Base::g, Base::lane, Base::odd_pair, Base::p, Base::s, Base::second_half,
-      Base::warp;
+  using Base::c, Base::g, Base::kErases, Base::lane, Base::odd_pair, Base::p, Base::s,
+      Base::second_half, Base::warp;
   float (&dq)[8][4];
   float (&db)[8][4];
   float dg[8][4] =
       {};  // of four groups; first, in [0] and [2], what later groups add to all of the group
   unsigned packed[8][2];  // dq
 
-  __device__ __forceinline__ RowGradients(const P& p, ChannelShared& s, RowProducts& x)
+  __device__ __forceinline__ RowGradients(const P& p, ChannelShared& s, RowProducts<!kErases>& x)
       : Base{p, s, thread_again()}, dq(x.dq), db(x.db) {}
 
   // log2 of the decays in place of their raw values, a row of eight channels at a time. All four
@@ -80,9 +86,9 @@ struct RowGradients : WarpChannels<GATED, P> {
     if constexpr (kLogits)
       if (p.decays) make_decays(item), kLog2E = 1.f;
     const int t = this->thread;
-    if (!GATED && t < 64) s.now.beta[t] = beta;
+    if (!GATED && kErases && t < 64) s.now.beta[t] = beta;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; kErases && i < 4; ++i) {
       float sum = sums[i] + from_lane(sums[i], 1);
       sum += from_lane(sum, 2);
       sum += from_lane(sum, 4);
@@ -117,7 +123,10 @@ struct RowGradients : WarpChannels<GATED, P> {
       this->head(f, n);
       this->scale(f, before);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) dq[n][e] *= p.scale * f[e], db[n][e] *= -f[e];
+      for (int e = 0; e < 4; ++e) {
+        dq[n][e] *= p.scale * f[e];
+        if constexpr (kErases) db[n][e] *= -f[e];
+      }
       this->times_total(before, n);
     }
   }
@@ -125,14 +134,27 @@ struct RowGradients : WarpChannels<GATED, P> {
   // z of the sums so far: of a time; of the lane's two times of each channel.
   __device__ __forceinline__ float term(const float (&q)[4], const float (&b)[4], int n,
                                         int e) const {
-    return q[e] * dq[n][e] + b[e] * db[n][e];
+    return kErases ? q[e] * dq[n][e] + b[e] * db[n][e] : q[e] * dq[n][e];
+  }
+  // q += what rows of scores r bring of keys a, b what dM brings. PLAIN: q alone, of all four parts
+  // that a and dP are rounded to but the smallest: dq, dk and dg then have the error of their own
+  // rounding and that of the states.
+  __device__ __forceinline__ static void multiply_rows(float (&q)[4], float (&b)[4],
+                                                       const unsigned (&a)[4],
+                                                       const unsigned (&rest)[4],
+                                                       const unsigned (&r)[4]) {
+    mma(q, a, r[0], r[1]);
+    mma(kErases ? b : q, a, r[2], r[3]);
+    if constexpr (!kErases) mma(q, rest, r[0], r[1]);
   }
   __device__ __forceinline__ void add_terms(float (&sum)[2], int n) const {
     float q[4], k[4], b[4];
     this->group(q, s.q, n);
-    this->group(k, s.k, n);
-    this->erase(b, n);
-    this->multiply(b, k);
+    if constexpr (kErases) {
+      this->group(k, s.k, n);
+      this->erase(b, n);
+      this->multiply(b, k);
+    }
     sum[0] += term(q, b, n, 0) + term(q, b, n, 1);
     sum[1] += term(q, b, n, 2) + term(q, b, n, 3);
   }
@@ -149,7 +171,7 @@ struct RowGradients : WarpChannels<GATED, P> {
   template <int HALF>
   __device__ __forceinline__ void level(int first) {
     float f[HALF][2];
-    unsigned a[HALF / 2][4];
+    unsigned a[HALF / 2][4], rest[HALF / 2][4];
     this->template totals_after<HALF>(f, first);
 #pragma unroll
     for (int i = 0; i < HALF; ++i) {
@@ -158,6 +180,8 @@ struct RowGradients : WarpChannels<GATED, P> {
       this->tail(decay, first + i);
       this->scale(decay, f[i]);
       this->pack(a[i / 2] + i % 2 * 2, k, decay);
+      if constexpr (!kErases)
+        this->pack_rest(rest[i / 2] + i % 2 * 2, a[i / 2] + i % 2 * 2, k, decay);
     }
     this->template totals_before<HALF>(f, first + HALF);
 #pragma unroll
@@ -168,13 +192,12 @@ struct RowGradients : WarpChannels<GATED, P> {
       for (int j = 0; j < HALF / 2; ++j) {
         unsigned r[4];
         this->rows_of_scores(r, n, first + 2 * j);
-        mma(q, a[j], r[0], r[1]);
-        mma(b, a[j], r[2], r[3]);
+        multiply_rows(q, b, a[j], rest[j], r);
       }
       this->head(decay, n);
       this->scale(decay, f[i]);
       this->add_product(dq[n], decay, q);
-      this->add_product(db[n], decay, b);
+      if constexpr (kErases) this->add_product(db[n], decay, b);
     }
   }
   // The same for groups n and n+1, and inside each.
@@ -197,10 +220,15 @@ struct RowGradients : WarpChannels<GATED, P> {
     this->pack(a, k, decay);
     float q[4] = {}, b[4] = {}, to[4];
     mma_k8(q, a[0], a[1], dp);
-    mma_k8(b, a[0], a[1], dm);
+    mma_k8(kErases ? b : q, a[0], a[1], dm);
+    if constexpr (!kErases) {
+      unsigned rest[2];
+      this->pack_rest(rest, a, k, decay);
+      mma_k8(q, rest[0], rest[1], dp);
+    }
     decay_to(to);
     this->add_product(dq[n], to, q);
-    this->add_product(db[n], to, b);
+    if constexpr (kErases) this->add_product(db[n], to, b);
   }
   // The last three levels, in group n, and the diagonal.
   __device__ __forceinline__ void inside(int n) {
@@ -209,12 +237,14 @@ struct RowGradients : WarpChannels<GATED, P> {
     this->rows_of_scores(r, n, n & ~1);
     const unsigned dp = r[n % 2], dm = r[2 + n % 2];  // [j,i]
     const bool in8 = g >= 4 && c < 2, in4 = (g & 2) && c == (g >> 2) * 2;
-    float q[4], k[4], e[4], b[4], decay[4], later[2];
+    float q[4], k[4], e[4] = {}, b[4] = {}, decay[4], later[2];
     this->group(q, s.q, n);
     this->group(k, s.k, n);
-    this->erase(e, n);
+    if constexpr (kErases) {
+      this->erase(e, n);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) b[i] = e[i] * k[i];
+      for (int i = 0; i < 4; ++i) b[i] = e[i] * k[i];
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // from later groups; the second half to the first
       const float groups = dg[n][2 * half] + from_lane(dg[n][2 * half], 1);
@@ -243,7 +273,8 @@ struct RowGradients : WarpChannels<GATED, P> {
     for (int i = 0; i < 4; i += 2) {  // the pair of the lane's two times
       dg[n][i] = later[i / 2] + term(q, b, n, i) + term(q, b, n, i + 1);
       const float key = decays.alpha[i + 1] * k[i];
-      dq[n][i + 1] += below.x * key, db[n][i + 1] += below.y * key;
+      dq[n][i + 1] += below.x * key;
+      if constexpr (kErases) db[n][i + 1] += below.y * key;
       dg[n][i + 1] = later[i / 2] + term(q, b, n, i + 1);
       dq[n][i] += diagonal.x * k[i], dq[n][i + 1] += diagonal.y * k[i + 1];
     }
@@ -253,6 +284,10 @@ struct RowGradients : WarpChannels<GATED, P> {
   __device__ __forceinline__ void finish(int n, const float (&erase)[4], const float (&k)[4]) {
     if (p.dq_terms) this->write(p.dq_terms, dq[n], n);
     packed[n][0] = pack_bf16(dq[n][0], dq[n][1]), packed[n][1] = pack_bf16(dq[n][2], dq[n][3]);
+    if constexpr (kErases) finish_erased(n, erase, k);
+  }
+  __device__ __forceinline__ void finish_erased(int n, const float (&erase)[4],
+                                                const float (&k)[4]) {
     float product[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) product[e] = k[e] * db[n][e];
@@ -280,7 +315,7 @@ struct RowGradients : WarpChannels<GATED, P> {
     if ((lane & 12) == 0) s.now.key_part[warp][8 * this->place(n) + 2 * c + upper] = sum;
   }
   __device__ __forceinline__ void hand_over(int n) const {
-    this->from_rows(n) = {db[n][0], db[n][1], db[n][2], db[n][3]};
+    if constexpr (kErases) this->from_rows(n) = {db[n][0], db[n][1], db[n][2], db[n][3]};
   }
 
   // The lower half of the chunk first, which is then done with: nothing reads its sums.

@@ -18,6 +18,7 @@ __device__ __forceinline__ int thread_again() {
 // Arrays of 4: a lane's values of one group, times 2c, 2c+1 of channel g, then of g+8.
 template <bool GATED, class P>
 struct WarpChannels {
+  static constexpr bool kErases = !kPlain<P>;
   const P& p;
   ChannelShared& s;
   int thread;
@@ -123,6 +124,14 @@ struct WarpChannels {
   __device__ __forceinline__ static void pack(unsigned* a, const float (&x)[4],
                                               const float (&f)[4]) {
     a[0] = pack_bf16(x[0] * f[0], x[1] * f[1]), a[1] = pack_bf16(x[2] * f[2], x[3] * f[3]);
+  }
+  // What rounding has cut off such a half, a.
+  __device__ __forceinline__ static void pack_rest(unsigned* rest, const unsigned* a,
+                                                   const float (&x)[4], const float (&f)[4]) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+      rest[h] = pack_bf16(x[2 * h] * f[2 * h] - low_half(a[h]),
+                          x[2 * h + 1] * f[2 * h + 1] - high_half(a[h]));
   }
   __device__ __forceinline__ static void scale(float (&x)[4], const float (&f)[2]) {
     x[0] *= f[0], x[1] *= f[0], x[2] *= f[1], x[3] *= f[1];

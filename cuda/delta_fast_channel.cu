@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kScanThreads, 1)
 
 // By the warps that multiply; Dᵀ in registers. Per chunk, from the last: 1 dV' = K̄ D + Pᵀ dO; D out
 // meanwhile. 2 X = Aᵀ dV'. 3 D = Diag(γ_n) D + Q̃ᵀ dO − K̂ᵀ X; X out meanwhile. At the end: 4 dh0.
-// PLAIN: nothing is erased, X = dV'.
+// PLAIN: nothing is erased, X = dV', which is dv.
 template <int SLABS, bool ENDS, bool PLAIN>
 __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& item,
                              const Segments& segments, ScanShared<SLABS, 3>& s,
@@ -172,7 +172,7 @@ __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& i
     }
     if (!ENDS) {
       wait_for_values<kOuts>(step);
-      put_values(results.values, xa, warp);
+      put_values(PLAIN ? results.other : results.values, xa, warp);
     }
     if constexpr (!PLAIN) settle(minus);
     warpgroup_begin();  // 3
@@ -207,7 +207,9 @@ __global__ void __launch_bounds__(kScanThreads, 1)
                               token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<SLABS, 3, true>(p, item, s, p.x, nullptr, 0).run(ChunkStates{p, item, p.dstates});
+        ScanStore<SLABS, 3, true>(p, item, s, PLAIN ? nullptr : p.x, PLAIN ? p.dv : nullptr,
+                                  p.dv_step())
+            .run(ChunkStates{p, item, p.dstates});
       });
 }
 

@@ -12,6 +12,9 @@
 // so that nothing ever cancels: with the levels from the largest down, z of what has been summed so
 // far goes at each level from the upper half to all of the lower one, and y the other way.
 //
+// Where nothing is erased (p, dM and b absent), operands of the tree are sums of two numbers in
+// bf16: three products instead of two, and what is left of their errors are those of the states.
+//
 // Everything is held transposed (cuda/delta_channel_warp.cuh), so that decays work on registers and
 // no scaled operand leaves them. Warps 0-3 own dq and p of the 64 channels
 // (delta_channel_rows.cuh), warps 4-7 own r (delta_channel_columns.cuh).
@@ -36,7 +39,7 @@ template <bool GATED, class Products, template <bool, class> class Gradients, cl
 __device__ __forceinline__ void run(const P& p, const ChannelItem& item, int64_t first,
                                     ChannelShared& s) {
   float beta = 0;
-  if (!GATED && int(threadIdx.x) < item.span.rows)
+  if (!GATED && !kPlain<P> && int(threadIdx.x) < item.span.rows)
     if constexpr (kOfLogits<P>)
       beta = made_strength(p, item.chunk, item.hv, int(threadIdx.x));
     else
@@ -91,9 +94,9 @@ __global__ void __launch_bounds__(kGradientThreads, 2) gradient_kernel(P p, int6
   fetch_keys(p, item, s);
   commit_copies();
   if (threadIdx.x < kGradientThreads / 2)
-    run<GATED, RowProducts, RowGradients>(p, item, first, s);
+    run<GATED, RowProducts<kPlain<P>>, RowGradients>(p, item, first, s);
   else
-    run<GATED, ColumnProducts, ColumnGradients>(p, item, first, s);
+    run<GATED, ColumnProducts<kPlain<P>>, ColumnGradients>(p, item, first, s);
   if constexpr (kOfLogits<P>) return store_raw_gradients<GATED>(p, s);
   barrier_wait<kGradientThreads>(0);
   const TilePlace at(thread_again());
@@ -121,6 +124,8 @@ void launch_gradients(void (*kernel)(P, int64_t), const P& p, cudaStream_t strea
 }  // namespace
 
 void channel_fast_gradients(const FastChannelBackward& p, cudaStream_t stream) {
+  using Plain = PlainChannelBackward;
+  if (p.plain) return launch_gradients(gradient_kernel<false, Plain>, Plain{p}, stream);
   launch_gradients(p.erase ? gradient_kernel<true, Backward> : gradient_kernel<false, Backward>, p,
                    stream);
 }

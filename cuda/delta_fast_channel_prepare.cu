@@ -11,6 +11,10 @@
 // and is summed in f32 from q and k as they are: it is all that the first token reads, and where
 // q_0 and k_0 are nearly orthogonal a norm behind it would blow up what rounding left.
 //
+// Where nothing is erased (no b, M and A), operands of P are sums of two numbers in bf16: the other
+// half of each product's rows is free for the second one of q. P then has the error of its own
+// rounding alone.
+//
 // A warp owns 8 tokens, a lane one of them and 16 of 64 channels: the order of channels inside a
 // product is free, and a lane's values are its fragments of either operand as they are.
 //
@@ -29,9 +33,16 @@ struct PrepareShared {
   float total[8][kTotalRow];  // decay over a warp's tokens
   uint4 keys[12][2][32];      // right operands: levels of 16, 32 and 64 tokens, four each
   float m[64 * kInverseRow], p[64 * kInverseRow];
-};
 
-// d += [q; b] kᵀ: rows 0...7 of d are those of q, rows 8...15 those of b.
+  // PLAIN, where there is no M: what rounding has cut off the keys.
+  __device__ __forceinline__ uint4 (&rest_of_keys(int node))[2][32] {
+    return reinterpret_cast<uint4(*)[2][32]>(m)[node];
+  }
+};
+static_assert(sizeof(PrepareShared::keys) <= sizeof(PrepareShared::m));
+
+// d += [q; b] kᵀ: rows 0...7 of d are those of q, rows 8...15 those of b. PLAIN: b is what rounding
+// has cut off q; both rows are then one sum.
 __device__ __forceinline__ void multiply_row(float (&d)[4], const unsigned (&q)[kOwn / 2],
                                              const unsigned (&b)[kOwn / 2],
                                              const unsigned (&k)[kOwn / 2]) {
@@ -54,6 +65,7 @@ __device__ __forceinline__ void multiply_keys(float (&d)[4], const unsigned (&q)
   const unsigned k[kOwn / 2] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
   multiply_row(d, q, b, k);
 }
+__device__ __forceinline__ void add_parts(float (&d)[4]) { d[0] += d[2], d[1] += d[3]; }
 // Row 8w+g of P and, unless PLAIN, M, tile `column` of 8 tokens: put there by the first slab of K,
 // else added.
 template <bool PLAIN>
@@ -67,14 +79,14 @@ __device__ __forceinline__ void put_tile(PrepareShared& s, const float (&x)[4], 
   if (PLAIN) return;
   *m = {2 * l.c < last ? inner.x + x[2] : 0.f, 2 * l.c + 1 < last ? inner.y + x[3] : 0.f};
 }
-// Its rows in the columns that `keys` holds.
+// Its rows in the columns of the keys of a node.
 template <bool PLAIN>
 __device__ __forceinline__ void put_product(PrepareShared& s, const unsigned (&q)[kOwn / 2],
-                                            const unsigned (&b)[kOwn / 2],
-                                            const uint4 (&keys)[2][32], int warp, int column,
-                                            bool add, const Lane& l) {
+                                            const unsigned (&b)[kOwn / 2], int node, int warp,
+                                            int column, bool add, const Lane& l) {
   float d[4] = {};
-  multiply_keys(d, q, b, keys);
+  multiply_keys(d, q, b, s.keys[node]);
+  if constexpr (PLAIN) multiply_keys(d, q, b, s.rest_of_keys(node)), add_parts(d);
   put_tile<PLAIN>(s, d, warp, column, add, l);
 }
 
@@ -86,40 +98,57 @@ __device__ __forceinline__ void multiply_leaf(float (&d)[4], const Row<GATED>& r
                                               float key) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    unsigned q[2], b[2], k[2];
+    unsigned q[2], b[2], k[2], rest[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int x = 2 * i + h, c = 2 * x;
       const float first = sum[c] - 0.5f * total[c], second = sum[c + 1] - 0.5f * total[c + 1];
       const float up[2] = {exp2_fast(first), exp2_fast(second)};
-      q[h] = pack_bf16(low_half(row.q[x]) * up[0], high_half(row.q[x]) * up[1]);
-      b[h] = PLAIN ? 0u
-                   : pack_bf16(low_half(row.k[x]) * row.erase[GATED ? c : 0] * up[0],
-                               high_half(row.k[x]) * row.erase[GATED ? c + 1 : 0] * up[1]);
-      k[h] = pack_bf16(low_half(row.k[x]) * exp2_fast(LOGITS ? key - first : -first),
-                       high_half(row.k[x]) * exp2_fast(LOGITS ? key - second : -second));
+      const auto rest_of = [](float y, float z, unsigned rounded) {
+        return pack_bf16(y - low_half(rounded), z - high_half(rounded));
+      };
+      const float query[2] = {low_half(row.q[x]) * up[0], high_half(row.q[x]) * up[1]};
+      const float kept[2] = {low_half(row.k[x]) * exp2_fast(LOGITS ? key - first : -first),
+                             high_half(row.k[x]) * exp2_fast(LOGITS ? key - second : -second)};
+      q[h] = pack_bf16(query[0], query[1]), k[h] = pack_bf16(kept[0], kept[1]);
+      if constexpr (PLAIN) {
+        b[h] = rest_of(query[0], query[1], q[h]), rest[h] = rest_of(kept[0], kept[1], k[h]);
+      } else {
+        b[h] = pack_bf16(low_half(row.k[x]) * row.erase[GATED ? c : 0] * up[0],
+                         high_half(row.k[x]) * row.erase[GATED ? c + 1 : 0] * up[1]);
+      }
     }
     mma(d, {q[0], b[0], q[1], b[1]}, k[0], k[1]);
+    if constexpr (PLAIN) mma(d, {q[0], b[0], q[1], b[1]}, rest[0], rest[1]);
   }
+  if constexpr (PLAIN) add_parts(d);
 }
 
 // Right operands of the warp's tokens for the nodes in whose left half they lie; then k∘τ, stored.
-template <bool SCORES, bool GATED>
+template <bool SCORES, bool PLAIN, bool GATED>
 __device__ __forceinline__ void right_operands(PrepareShared& s, const Row<GATED>& row,
                                                float (&tail)[kOwn], int warp, int own,
                                                bf16_t* g_kept, int channel, int key_dim) {
   unsigned k[kOwn / 2];
+  const auto put = [&](int node) {
+    if (!SCORES) return;
+    scaled(k, row.k, tail), put_keys(s.keys[node], k);
+    if constexpr (PLAIN) {
+      unsigned rest[kOwn / 2];
+      rest_of_scaled(rest, k, row.k, tail), put_keys(s.rest_of_keys(node), rest);
+    }
+  };
   if (!(warp & 1)) {
-    if (SCORES) scaled(k, row.k, tail), put_keys(s.keys[warp / 2], k);
+    put(warp / 2);
     times(tail, &s.total[warp + 1][own]);
   }
   if (!(warp & 2)) {
-    if (SCORES) scaled(k, row.k, tail), put_keys(s.keys[4 + 2 * (warp >> 2) + (warp & 1)], k);
+    put(4 + 2 * (warp >> 2) + (warp & 1));
     const int next = (warp | 1) + 1;
     times(tail, &s.total[next][own]), times(tail, &s.total[next + 1][own]);
   }
   if (!(warp & 4)) {
-    if (SCORES) scaled(k, row.k, tail), put_keys(s.keys[8 + warp], k);
+    put(8 + warp);
     for (int i = 4; i < 8; ++i) times(tail, &s.total[i][own]);
   }
   if (g_kept) {
@@ -136,12 +165,15 @@ __device__ __forceinline__ void left_operands(PrepareShared& s, const Row<GATED>
                                               int channel, int key_dim, const Lane& l) {
   unsigned q[kOwn / 2], b[kOwn / 2] = {};
   const auto erase = [&] {
-    if (!PLAIN) scaled_erase(b, row, head);
+    if constexpr (PLAIN)
+      rest_of_scaled(b, q, row.q, head);
+    else
+      scaled_erase(b, row, head);
   };
   if (warp & 1) {
     if (SCORES) {
       scaled(q, row.q, head), erase();
-      put_product<PLAIN>(s, q, b, s.keys[warp / 2], warp, warp - 1, add, l);
+      put_product<PLAIN>(s, q, b, warp / 2, warp, warp - 1, add, l);
     }
     times(head, &s.total[warp - 1][own]);
   }
@@ -151,7 +183,7 @@ __device__ __forceinline__ void left_operands(PrepareShared& s, const Row<GATED>
       scaled(q, row.q, head), erase();
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        put_product<PLAIN>(s, q, b, s.keys[4 + first / 2 + j], warp, first + j, add, l);
+        put_product<PLAIN>(s, q, b, 4 + first / 2 + j, warp, first + j, add, l);
     }
     times(head, &s.total[first][own]), times(head, &s.total[first + 1][own]);
   }
@@ -159,13 +191,15 @@ __device__ __forceinline__ void left_operands(PrepareShared& s, const Row<GATED>
     if (SCORES) {
       scaled(q, row.q, head), erase();
 #pragma unroll
-      for (int j = 0; j < 4; ++j) put_product<PLAIN>(s, q, b, s.keys[8 + j], warp, j, add, l);
+      for (int j = 0; j < 4; ++j) put_product<PLAIN>(s, q, b, 8 + j, warp, j, add, l);
     }
     for (int i = 0; i < 4; ++i) times(head, &s.total[i][own]);
   }
   if (!g_queries) return;
-  erase();
-  if (!PLAIN) store_row(g_erased, b, channel, key_dim);
+  if constexpr (!PLAIN) {
+    erase();
+    store_row(g_erased, b, channel, key_dim);
+  }
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) head[i] *= scale;
   scaled(q, row.q, head);
@@ -296,8 +330,9 @@ __global__ void __launch_bounds__(kThreads, GATED ? 2 : 3) channel_prepare_kerne
                                                                  head[i + 3]};
       __syncthreads();
       const int64_t at = p.row_at(token, hv) * p.key_dim + channel;
-      right_operands<SCORES>(s, row, tail, warp, own, inside ? p.kept + at : nullptr, channel,
-                             p.key_dim);  // 2
+      right_operands<SCORES, PLAIN>(s, row, tail, warp, own, inside ? p.kept + at : nullptr,
+                                    channel,
+                                    p.key_dim);  // 2
       write_total(s, p, span, chunk, hv, slab);
       if (SCORES) __syncthreads();
       left_operands<SCORES, PLAIN>(

@@ -175,7 +175,7 @@ __device__ void reverse_scan(const ChannelBackward<bf16_t>& p, const ScanItem& i
     warpgroup_commit();
     if constexpr (!ENDS) {
       wait_for_values<1>(step);
-      put_values(s.out[0].values, xa, warp);
+      put_values(PLAIN ? s.out[0].other : s.out[0].values, xa, warp);
       barrier_arrive<256>(kReady + (step & 1));
     }
     if constexpr (!PLAIN) {
@@ -219,7 +219,8 @@ __global__ void __launch_bounds__(kScanThreads, 1)
                               token, chunk);
       },
       [&](const ScanItem& item) {
-        ScanStore<kSlabs, 3, true>(p, item, s, p.x, nullptr, 0)
+        ScanStore<kSlabs, 3, true>(p, item, s, PLAIN ? nullptr : p.x, PLAIN ? p.dv : nullptr,
+                                   p.dv_step())
             .run(ChunkStates{p, item, p.dstates});
       });
 }

@@ -50,7 +50,8 @@ template <class T>
 struct ChannelBackward : Channel<T> {
   const T* d_o = {};               // [tokens,HV,V]
   const float* dht = {};           // [N,HV,K,V] or null
-  T *x = {}, *dstates = {};        // X [HV,tokens,V]; D after each chunk, as the states
+  T *x = {}, *dstates = {};        // X [HV,tokens,V], not where plain; D after each chunk, as the
+                                   // states
   T *dq = {}, *dk = {}, *dv = {};  // null: not wanted (or, with grouped heads, wanted as f32 terms)
   float *dq_terms = {}, *dk_terms = {};  // [tokens,HV,K]
   float *dg = {}, *derase = {};          // [tokens,HV,K]
@@ -59,8 +60,11 @@ struct ChannelBackward : Channel<T> {
   float* dh0 = {};
   int64_t dvalue_step = 0;  // of dv, as value_step
 
+  __host__ __device__ int64_t dv_step() const {
+    return dvalue_step ? dvalue_step : this->value_stride();
+  }
   __host__ __device__ int64_t dv_at(int64_t t, int hv) const {
-    return t * (dvalue_step ? dvalue_step : this->value_stride()) + int64_t(hv) * this->value_dim;
+    return t * dv_step() + int64_t(hv) * this->value_dim;
   }
 };
 

@@ -213,14 +213,14 @@ void channel_delta_rule_bwd(const DeltaRuleProblem& problem, const DeltaRuleSave
   const bool plain = fast && is_plain(problem);
   const bool aligned = reinterpret_cast<uintptr_t>(dense_d_o.raw()) % 16 == 0;
   const Tensor d_o = fast && !aligned ? dense_d_o.clone() : dense_d_o;
-  const Tensor x = Tensor::empty(saved.values.shape(), dtype, device);
+  const Tensor x = plain ? Tensor() : Tensor::empty(saved.values.shape(), dtype, device);
   const Tensor dstates = Tensor::empty(saved.states.shape(), dtype, device);
   const Tensor dq_terms = group_terms(problem, grads.dq), dk_terms = group_terms(problem, grads.dk);
   Tensor dbeta = grads.dbeta;
   if (dbeta && slabs > 1) dbeta = Tensor::empty({slabs, tokens, hv}, DType::f32, device);
   const ChannelOperands operands = make_operands(problem, grads, plain);
   const Tensor before = chunk_offsets(problem);
-  const cudaStream_t stream = stream_of(x);
+  const cudaStream_t stream = stream_of(dstates);
   visit_compute(dtype, [&]<class Host>() {
     using T = device_t<Host>;
     Backward<T> p{make_channel<Host>(problem, saved, operands, before)};
