@@ -309,7 +309,7 @@ TEST_F(StudyTest, WhatIsWrongIsSaidBeforeAnythingStarts) {
   expect(good + " --eval nonsense", 2, {"unknown task 'nonsense'"});
   expect(good + " --tokens " + at("text"), 2, {"for --eval"});
   expect(good + " --jobs -1", 2, {"--jobs"});
-  const CliResult r = study(good + " " + at("b/small.json") + " --seeds 1,2 --dry-run");
+  const CliResult r = study("--seeds 1,2 " + good + " --dry-run " + at("b/small.json"));
   EXPECT_EQ(r.code, 0) << r.err;
   EXPECT_EQ(r.out,
             "waiting  a-small-s1\nwaiting  b-small-s1\nwaiting  a-small-s2\nwaiting  b-small-s2\n");

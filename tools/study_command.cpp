@@ -130,12 +130,14 @@ void add_study(CLI::App& app) {
       ->required();
   c->add_option("--seeds", s.seeds, "Of weights and order of the data")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->capture_default_str();
   c->add_option("--set", s.set, "Override a field of every recipe: path=value, e.g. steps=2000")
       ->allow_extra_args(false);
   c->add_option("--device", s.devices,
                 "cpu, cuda, cuda:N, auto, or several with commas that runs are spread over")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->capture_default_str();
   c->add_option("--jobs", s.jobs, "Runs side by side; 0: one for each device")
       ->capture_default_str()
@@ -147,11 +149,17 @@ void add_study(CLI::App& app) {
   c->add_flag("--dry-run", o->dry_run, "Check everything and list the runs, train none");
   c->add_flag("--table", o->table, "Only print what is there");
   c->add_option("--eval", o->tasks, "After its training, tasks of `ebb eval` for each run")
-      ->delimiter(',');
-  c->add_option("--tokens", o->tokens, "--eval perplexity: token shards")->delimiter(',');
-  c->add_option("--questions", o->questions, "--eval multiple_choice: its files")->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  c->add_option("--tokens", o->tokens, "--eval perplexity: token shards")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  c->add_option("--questions", o->questions, "--eval multiple_choice: its files")
+      ->delimiter(',')
+      ->allow_extra_args(false);
   c->add_option("--lengths", o->lengths, "--eval niah_...: tokens of prompt and answer")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   c->add_option("--samples", o->samples, "--eval niah_...: of each task and length")
       ->check(CLI::Range(int64_t(1), int64_t(1) << 31));
   c->add_option("--data", o->data, "--eval niah_...: folder of the sample files");
