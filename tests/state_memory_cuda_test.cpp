@@ -122,9 +122,10 @@ TEST_F(StateMemoryCuda, MemoryGrowsWithTokensNotWithPairs) {
   EXPECT_LT(twice - some, int64_t(64) << 20);  // 201 million more
 }
 
-// Contributions in f32 beside bf16, by the tensor-core kernels and, where P is odd, the others.
+// Contributions in f32 beside bf16, by the tensor-core kernels and, where P is odd or wide, the
+// others.
 TEST_F(StateMemoryCuda, WideContributions) {
-  for (const int64_t p : {64, 33}) {
+  for (const int64_t p : {64, 33, 128}) {
     const Problem in = problem(2, 300, 2, 32, p, 32, 6);
     const auto results = [&](DType narrow, DType wide, Device device) {
       const auto put = [&](const Tensor& t) { return t.to(DType::bf16).to(narrow, device); };
