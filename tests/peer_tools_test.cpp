@@ -89,7 +89,7 @@ TEST_F(PeerTools, ComparesAFileOfPeersWithOurs) {
 // Errors of peers that are known are set beside newer ones of ours, operator by operator in turn.
 TEST_F(PeerTools, ErrorsMeasuredBeforeAreTakenAgain) {
   std::string items;
-  for (const char* name : {"kda/a", "kda/b", "gla/a", "gla/b"}) {
+  for (const char* name : {"kda/a", "kda/b", "kda/unknown", "gla/a", "gla/b"}) {
     const std::filesystem::path path = at(std::string("goldens/") + name + ".safetensors");
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << "not read";

@@ -19,7 +19,7 @@ against the exact results of what they got. Ours are those of `ebb verify`, with
 
 The peers' errors do not change when our kernels do: --again takes those that a file of --json has
 and sets ours.json beside them, in an instant and without a GPU; only cases that the file lacks, or
-that failed, are run (--no-run: not even those, they stay as they are). The same file may be given
+that failed, are run (--no-run: not even those, they are left out or stay failed). The same file may be given
 to --json. docs/results/h200_peer_errors.json is such a file.
 """
 import argparse
@@ -262,6 +262,9 @@ def main():
     before = {}
     if args.again:
         before, file = measured_before(args.again)
+        if args.no_run:
+            tasks = [(op, path, h) for op, path, h in tasks
+                     if f"{op}/{path.stem}" in {**before, **file["peer_failed"]}]
         how = file.get("configurations", how)
         table.header = {k: v for k, v in file.items() if k not in ("limit", "peer_failed", "rows")}
     table.header.update(configurations=how, commit=verified.get("commit", "unknown"))
@@ -271,7 +274,7 @@ def main():
         if name in before and name not in file["peer_failed"]:
             table.add(name, {"errors": before[name]})
         elif args.no_run:
-            table.add(name, {"error": file["peer_failed"].get(name, "not run")})
+            table.add(name, {"error": file["peer_failed"][name]})
         else:
             waiting.append(task)
     table.write()
