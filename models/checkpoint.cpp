@@ -55,8 +55,9 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json&
   auto model = make_model(config);
   StateDict state = WeightFiles(folder).tensors();
   // A tied head may be stored beside the embedding it equals.
-  if (model->config().tie_word_embeddings)
-    std::erase_if(state, [](const auto& entry) { return entry.first == "lm_head.weight"; });
+  if (model->config().tie_word_embeddings &&
+      std::erase_if(state, [](const auto& entry) { return entry.first == "lm_head.weight"; }))
+    model->store_tied_head();
   try {
     model->load_state_dict(state);
   } catch (const Error& e) {
@@ -67,7 +68,7 @@ std::unique_ptr<LanguageModel> load_model(const std::string& folder, const json&
 
 void save_model(const std::string& folder, const LanguageModel& model, const Tokenizer* tokenizer) {
   make_folders(folder);
-  save_weights(folder, model.state_dict());
+  save_weights(folder, model.stored_state());
   write_file_atomically(folder + "/config.json",
                         dump_python_json(public_config(model.config())) + "\n");
   if (tokenizer) tokenizer->save(folder);

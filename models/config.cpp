@@ -74,6 +74,11 @@ void read_mamba2_fields(ConfigReader* r, ModelConfig* c) {
   r->read("n_groups", &c->n_groups);
   r->read("conv_kernel", &c->conv_size);
   r->read("use_conv_bias", &c->use_conv_bias);
+  if (!c->is_dart()) {
+    r->read("use_bias", &c->use_bias);
+    r->read("rmsnorm", &c->rmsnorm);
+    r->read("norm_before_gate", &c->norm_before_gate);
+  }
   r->read("chunk_size", &c->chunk_size);
   read_dt_limit(r, c);
   r->read("residual_in_fp32", &c->residual_in_fp32);
@@ -101,6 +106,18 @@ ModelConfig rwkv7_defaults() {
   return c;
 }
 
+}  // namespace
+
+// null is 4 in the public library, whatever the model's own default.
+void read_hidden_ratio(ConfigReader* r, ModelConfig* c) {
+  std::optional<int64_t> ratio;
+  if (r->has("hidden_ratio")) c->hidden_ratio = 4;
+  r->read("hidden_ratio", &ratio);
+  if (ratio) c->hidden_ratio = *ratio;
+}
+
+namespace {
+
 // A rank given as null: about factor·√hidden_size in multiples of 32, as the public library's layer
 // takes it (halves to even).
 void read_rank(ConfigReader* r, const char* key, const ModelConfig& c, double factor,
@@ -124,7 +141,7 @@ void read_rwkv7_fields(ConfigReader* r, ModelConfig* c) {
   else if (r->has("head_dim") && heads && *heads > 0)  // where one is null, the other says it
     c->head_dim = c->hidden_size / *heads;
   c->num_heads = heads.value_or(c->head_dim > 0 ? c->hidden_size / c->head_dim : 0);
-  r->read("hidden_ratio", &c->hidden_ratio);
+  read_hidden_ratio(r, c);
   r->read("intermediate_size", &c->intermediate_size);
   const double wide = double(c->head_dim) / 64;  // wider heads, higher ranks
   read_rank(r, "decay_low_rank_dim", *c, 2.5 * wide, &c->decay_low_rank_dim);
@@ -150,7 +167,7 @@ void read_delta_fields(ConfigReader* r, ModelConfig* c) {
     r->read("safe_gate", &c->safe_gate);
     r->read("lower_bound", &c->lower_bound);
   }
-  r->read("hidden_ratio", &c->hidden_ratio);
+  read_hidden_ratio(r, c);
   r->read("intermediate_size", &c->intermediate_size);
 }
 
@@ -175,7 +192,10 @@ void validate_mamba2(ConfigReader* r, const ModelConfig& c) {
                                       c.head_dim, c.expand * c.hidden_size));
   for (const auto& [key, size] : {std::pair{"state_size", c.state_size}, {"head_dim", c.head_dim}})
     if (size > 256) r->error(key, fmt::format("must be at most 256, got {}", size));
-  if (c.n_groups != 1) r->error("n_groups", fmt::format("{} is not supported; want 1", c.n_groups));
+  if (c.is_dart() && c.n_groups != 1)
+    r->error("n_groups", fmt::format("{} is not supported; want 1", c.n_groups));
+  if (c.num_heads % c.n_groups != 0)
+    r->error("n_groups", fmt::format("{} does not divide num_heads {}", c.n_groups, c.num_heads));
   if (!(c.dt_limit_low >= 0 && c.dt_limit_low <= c.dt_limit_high.value_or(c.dt_limit_low)))
     r->error("dt_limit", "want 0 <= low <= high");
   if (c.weight_init != "fla" && c.weight_init != "mamba_ssm")
@@ -211,8 +231,8 @@ void validate_delta(ConfigReader* r, const ModelConfig& c) {
     r->error("lower_bound", fmt::format("must be negative, got {}", *c.lower_bound));
   if (c.safe_gate && !c.lower_bound)
     r->error("lower_bound", "is missing; safe_gate = true asks for a bounded gate");
-  if (!c.use_short_conv) r->error("use_short_conv", "false is not supported");
-  if (!c.use_gate) r->error("use_gate", "false is not supported");
+  if (!c.use_gate && c.model_type != "gated_deltanet")
+    r->error("use_gate", fmt::format("false is not supported by {}", c.model_type));
 }
 
 // What makes sense and what this version computes.
@@ -285,10 +305,10 @@ void check_foreign(ConfigReader* r, const ModelConfig& c) {
   }
   if (is_attention_model(c.model_type)) return check_foreign_attention(r, c);
   if (!c.is_mamba2()) return;
-  for (const auto& [key, want] : {std::pair{"use_bias", false},
-                                  {"rmsnorm", true},
-                                  {"norm_before_gate", false},
-                                  {"D_has_hdim", false}})
+  std::vector<std::pair<const char*, bool>> only = {{"D_has_hdim", false}};
+  if (c.is_dart())
+    only.insert(only.end(), {{"use_bias", false}, {"rmsnorm", true}, {"norm_before_gate", false}});
+  for (const auto& [key, want] : only)
     if (const json given = r->raw(key); !given.is_null() && given != json(want))
       r->error(key, fmt::format("{} is not supported", given.dump()));
 }
@@ -333,6 +353,11 @@ void write_mamba2_fields(json* out, const ModelConfig& c) {
   j["n_groups"] = c.n_groups;
   j["conv_kernel"] = c.conv_size;
   j["use_conv_bias"] = c.use_conv_bias;
+  if (!c.is_dart()) {
+    j["use_bias"] = c.use_bias;
+    j["rmsnorm"] = c.rmsnorm;
+    j["norm_before_gate"] = c.norm_before_gate;
+  }
   j["chunk_size"] = c.chunk_size;
   j["dt_limit"] = write_dt_limit(c);
   j["residual_in_fp32"] = c.residual_in_fp32;
@@ -387,6 +412,20 @@ std::string architecture(const std::string& model_type) {
   return model_type == "mamba2" ? "Mamba2ForCausalLM" : "GatedDeltaNetForCausalLM";
 }
 
+// Sizes that were null, because they follow from others, stay null while they still follow.
+void keep_nulls(json* out, const ModelConfig& c) {
+  json given = *out;
+  for (const char* key :
+       {"num_heads", "head_dim", "expand_ratio", "hidden_ratio", "decay_low_rank_dim",
+        "gate_low_rank_dim", "a_low_rank_dim", "v_low_rank_dim"})
+    if (out->contains(key) && c.source.contains(key) && c.source.at(key).is_null())
+      given[key] = nullptr;
+  if (given == *out) return;
+  ModelConfig again = parse_foreign_config(given, "config.json"), plain = c;
+  again.source = plain.source = json::object();
+  if (again.to_json() == plain.to_json()) *out = given;
+}
+
 }  // namespace
 
 json ModelConfig::to_json() const {
@@ -407,6 +446,7 @@ json ModelConfig::to_json() const {
   j["use_l2warp"] = use_l2warp;
   j["hidden_act"] = hidden_act;
   if (!j.contains("architectures")) j["architectures"] = {architecture(model_type)};
+  keep_nulls(&j, *this);
   return j;
 }
 

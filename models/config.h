@@ -44,7 +44,8 @@ struct ModelConfig {
   std::string hidden_act = "swish";
   // mamba2
   int64_t state_size = 128, n_groups = 1, expand = 2;
-  bool use_conv_bias = true;
+  bool use_conv_bias = true, use_bias = false;
+  bool rmsnorm = true, norm_before_gate = false;
   int64_t chunk_size = 256;                  // only rounding depends on it
   double dt_limit_low = 0;                   // limits of the step, "dt_limit"
   std::optional<double> dt_limit_high = {};  // null: none
@@ -60,9 +61,12 @@ struct ModelConfig {
   // gla, hgrn2, lightnet, retnet (models/config_attention.h)
   double expand_k = 1;
   double gate_logit_normalizer = 16;
-  int64_t expand_ratio = 128;  // key channels of a head
+  std::optional<double> clamp_min = {};  // of gla's log decays
+  bool use_output_gate = true;           // gla, retnet
+  bool elementwise_affine = true;        // a weight of the mixers' norms
+  int64_t expand_ratio = 128;            // key channels of a head
   bool use_lower_bound = true;
-  // transformer
+  // transformer; num_kv_heads also of gla, retnet
   std::optional<int64_t> num_kv_heads = {};  // default: num_heads
   bool qk_norm = false, qkv_bias = false;
   std::optional<int64_t> window_size = {};

@@ -19,6 +19,9 @@ bool is_any(const std::string& type, std::initializer_list<const char*> of) {
 }
 bool has_expansion(const ModelConfig& c) { return is_any(c.model_type, {"gla", "retnet"}); }
 bool has_ratio(const ModelConfig& c) { return is_any(c.model_type, {"hgrn2", "lightnet"}); }
+bool has_short_conv(const ModelConfig& c) {
+  return is_any(c.model_type, {"gla", "hgrn2", "lightnet"});
+}
 bool has_rank(const ModelConfig& c) { return is_any(c.model_type, {"gla", "lightnet"}); }
 
 void within(ConfigReader* r, const char* key, int64_t v, int64_t most) {
@@ -135,8 +138,14 @@ void read_attention_fields(ConfigReader* r, ModelConfig* c) {
   if (has_expansion(*c)) {
     r->read("expand_k", &c->expand_k);
     r->read("expand_v", &c->expand_v);
+    r->read("num_kv_heads", &c->num_kv_heads);
+    r->read("use_output_gate", &c->use_output_gate);
   }
-  if (c->model_type == "gla") r->read("gate_logit_normalizer", &c->gate_logit_normalizer);
+  if (c->model_type == "gla") {
+    r->read("gate_logit_normalizer", &c->gate_logit_normalizer);
+    r->read("clamp_min", &c->clamp_min);
+  }
+  if (has_expansion(*c) || has_ratio(*c)) r->read("elementwise_affine", &c->elementwise_affine);
   if (has_rank(*c)) r->read("gate_low_rank_dim", &c->gate_low_rank_dim);
   if (c->model_type == "hgrn2") r->read("use_lower_bound", &c->use_lower_bound);
   if (c->model_type == "decay_study") {
@@ -150,8 +159,9 @@ void read_attention_fields(ConfigReader* r, ModelConfig* c) {
     r->read("max_position_embeddings", &c->max_position_embeddings);
   } else {
     r->read("use_short_conv", &c->use_short_conv);
+    if (has_short_conv(*c)) r->read("conv_size", &c->conv_size);
   }
-  r->read("hidden_ratio", &c->hidden_ratio);
+  read_hidden_ratio(r, c);
   r->read("intermediate_size", &c->intermediate_size);
 }
 
@@ -188,11 +198,16 @@ void validate_attention(ConfigReader* r, const ModelConfig& c) {
   if (!(c.gate_logit_normalizer > 0))
     r->error("gate_logit_normalizer",
              fmt::format("must be positive, got {}", c.gate_logit_normalizer));
-  if (c.use_short_conv) r->error("use_short_conv", "true is not supported");
-  if (c.model_type != "transformer") return;
+  if (c.use_short_conv && !has_short_conv(c))
+    r->error("use_short_conv", fmt::format("true is not supported by {}", c.model_type));
+  if (has_short_conv(c)) within(r, "conv_size", c.conv_size, 1024);
+  if (c.clamp_min && !(*c.clamp_min <= 0))
+    r->error("clamp_min", fmt::format("must not be positive, got {}", *c.clamp_min));
+  if (c.model_type != "transformer" && !has_expansion(c)) return;
   if (c.key_heads() < 1 || c.num_heads % c.key_heads() != 0)
     r->error("num_kv_heads",
              fmt::format("{} does not divide num_heads {}", c.key_heads(), c.num_heads));
+  if (c.model_type != "transformer") return;
   if (c.window_size) within(r, "window_size", *c.window_size, kMost);
   if (!(c.rope_theta > 0))
     r->error("rope_theta", fmt::format("must be positive, got {}", c.rope_theta));
@@ -205,14 +220,11 @@ void check_foreign_attention(ConfigReader* r, const ModelConfig& c) {
   };
   if (c.model_type == "transformer" || c.model_type == "decay_study") return;
   if (has_expansion(c)) {
-    only("num_kv_heads", c.num_heads);
     only("feature_map", json());
-    only("use_output_gate", true);
   }
   if (c.model_type == "gla") {
     only("use_gk", true);
     only("use_gv", false);
-    only("clamp_min", json());
   }
 }
 
@@ -223,9 +235,15 @@ void write_attention_fields(json* out, const ModelConfig& c) {
   if (has_expansion(c)) {
     j["expand_k"] = c.expand_k;
     j["expand_v"] = c.expand_v;
+    j["num_kv_heads"] = or_null(c.num_kv_heads);
+    j["use_output_gate"] = c.use_output_gate;
   }
+  if (has_expansion(c) || has_ratio(c)) j["elementwise_affine"] = c.elementwise_affine;
   if (has_ratio(c)) j["expand_ratio"] = c.expand_ratio;
-  if (c.model_type == "gla") j["gate_logit_normalizer"] = c.gate_logit_normalizer;
+  if (c.model_type == "gla") {
+    j["gate_logit_normalizer"] = c.gate_logit_normalizer;
+    j["clamp_min"] = c.clamp_min ? json(*c.clamp_min) : json();
+  }
   if (has_rank(c)) j["gate_low_rank_dim"] = c.gate_low_rank_dim;
   if (c.model_type == "hgrn2") j["use_lower_bound"] = c.use_lower_bound;
   if (c.model_type == "decay_study") {
@@ -247,6 +265,7 @@ void write_attention_fields(json* out, const ModelConfig& c) {
     j["max_position_embeddings"] = c.max_position_embeddings;
   } else {
     j["use_short_conv"] = c.use_short_conv;
+    if (has_short_conv(c)) j["conv_size"] = c.conv_size;
   }
   j["hidden_ratio"] = c.hidden_ratio;
   j["intermediate_size"] = or_null(c.intermediate_size);

@@ -11,6 +11,7 @@ bool is_attention_model(const std::string& model_type);
 ModelConfig attention_defaults(const std::string& model_type);
 ModelConfig decay_study_preset(const std::string& name);  // dlt-160m, dlt-410m, dlt-1p45b
 void read_attention_fields(ConfigReader* r, ModelConfig* c);
+void read_hidden_ratio(ConfigReader* r, ModelConfig* c);  // of every model with an MLP
 void validate_attention(ConfigReader* r, const ModelConfig& c);
 // Fields of foreign configs that change what is computed and have one supported value.
 void check_foreign_attention(ConfigReader* r, const ModelConfig& c);

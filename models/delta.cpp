@@ -4,11 +4,12 @@
 
 #include "autograd/tape.h"
 #include "models/heads.h"
-#include "ops/causal_conv1d.h"
+#include "models/short_conv.h"
 #include "ops/decay_gate.h"
 #include "ops/gated_rms_norm.h"
 #include "ops/matmul.h"
 #include "ops/movement.h"
+#include "ops/rms_norm.h"
 #include "tensor/check.h"
 
 namespace ebb {
@@ -18,22 +19,24 @@ GatedDeltaNet::GatedDeltaNet(const ModelConfig& c)
       v_heads_(c.v_heads()),
       key_dim_(c.head_dim),
       value_dim_(c.v_dim()),
-      conv_width_(c.conv_size),
+      conv_width_(c.use_short_conv ? c.conv_size : 0),
+      gates_(c.use_gate ? v_heads_ * value_dim_ : 0),
       eps_(c.norm_eps),
       beta_scale_(c.allow_neg_eigval ? 2 : 1) {
   const int64_t d = c.hidden_size, keys = heads_ * key_dim_, values = v_heads_ * value_dim_;
   // Eight rows at a time, so that every row of the product starts at a 16-byte boundary.
-  input_ = register_fused({{"q_proj.weight", {keys, d}},
-                           {"k_proj.weight", {keys, d}},
-                           {"v_proj.weight", {values, d}},
-                           {"g_proj.weight", {values, d}},
-                           {"a_proj.weight", {v_heads_, d}},
-                           {"b_proj.weight", {v_heads_, d}}},
-                          8);
-  conv_ = register_fused({{"q_conv1d.weight", {keys, 1, conv_width_}},
-                          {"k_conv1d.weight", {keys, 1, conv_width_}},
-                          {"v_conv1d.weight", {values, 1, conv_width_}}});
-  conv_.keep_f32();
+  std::vector<FusedPart> rows = {
+      {"q_proj.weight", {keys, d}}, {"k_proj.weight", {keys, d}}, {"v_proj.weight", {values, d}}};
+  if (gates_) rows.push_back({"g_proj.weight", {gates_, d}});
+  rows.push_back({"a_proj.weight", {v_heads_, d}});
+  rows.push_back({"b_proj.weight", {v_heads_, d}});
+  input_ = register_fused(rows, 8);
+  if (conv_width_) {
+    conv_ = register_fused({{"q_conv1d.weight", {keys, 1, conv_width_}},
+                            {"k_conv1d.weight", {keys, 1, conv_width_}},
+                            {"v_conv1d.weight", {values, 1, conv_width_}}});
+    conv_.keep_f32();
+  }
   A_log_ = register_parameter("A_log", Tensor::zeros({v_heads_}), WeightDecay::off);
   dt_bias_ = register_parameter("dt_bias", Tensor::zeros({v_heads_}), WeightDecay::off);
   o_norm_ = register_parameter("o_norm.weight", Tensor::full({value_dim_}, 1), WeightDecay::off);
@@ -53,15 +56,15 @@ DeltaRuleOptions GatedDeltaNet::rule_options() const {
 // The columns of the input product.
 struct GatedDeltaNet::Projected {
   Var qkv;   // [...,2·H·K + HV·V]
-  Var gate;  // [...,HV·V]
+  Var gate;  // [...,HV·V] or [...,0]
   Var a, b;  // [...,HV]
 };
 
 GatedDeltaNet::Projected GatedDeltaNet::project(const Var& x) const {
   const int64_t values = v_heads_ * value_dim_, qkv = 2 * heads_ * key_dim_ + values;
   const Var all = linear(x, input_.var());
-  const int64_t rest = all.shape().back() - qkv - values - 2 * v_heads_;
-  std::vector<int64_t> sizes = {qkv, values, v_heads_, v_heads_};
+  const int64_t rest = all.shape().back() - qkv - gates_ - 2 * v_heads_;
+  std::vector<int64_t> sizes = {qkv, gates_, v_heads_, v_heads_};
   if (rest > 0) sizes.push_back(rest);
   const std::vector<Var> parts = split(all, -1, sizes);
   return {parts[0], parts[1], parts[2], parts[3]};
@@ -72,7 +75,9 @@ Var GatedDeltaNet::finish(const Var& o, const Var& gate, const Shape& lead) cons
   heads.push_back(v_heads_);
   heads.push_back(value_dim_);
   flat.push_back(v_heads_ * value_dim_);
-  const Var y = gated_rms_norm(o, reshape(gate, heads), o_norm_.var(), {.eps = float(eps_)});
+  const Var y = gates_
+                    ? gated_rms_norm(o, reshape(gate, heads), o_norm_.var(), {.eps = float(eps_)})
+                    : rms_norm(o, o_norm_.var(), float(eps_));
   return linear(reshape(y, flat), output_.var());
 }
 
@@ -81,16 +86,14 @@ Var GatedDeltaNet::forward(const Var& x, const SeqLayout& layout, const MixerSta
   check(x.dim() == 3, "gated_deltanet: x is {}, want [B,T,d]", x.shape());
   const int64_t B = x.size(0), T = x.size(1), keys = heads_ * key_dim_;
   const Projected p = project(x);
-  const CausalConv1d conv =
-      causal_conv1d(p.qkv, conv_.var(), {}, initial ? Var(initial->tensors.at(1)) : Var(),
-                    {.final_state = final != nullptr, .layout = layout});
+  const CausalConv1d conv = conv_or_silu(p.qkv, conv_, initial, final, layout);
   const std::vector<Var> qkv = split(conv.y, -1, {keys, keys, v_heads_ * value_dim_});
   DeltaRuleOptions options = rule_options();
   options.want_final_state = final != nullptr, options.layout = layout;
   const DeltaRuleOutput r = gated_delta_rule(
       in_heads(qkv[0], heads_), in_heads(qkv[1], heads_), in_heads(qkv[2], v_heads_), p.a, p.b,
       initial ? Var(initial->tensors.at(0)) : Var(), options);
-  if (final) final->tensors = {r.ht.value(), conv.final_state.value()};
+  if (final) final->tensors = with_conv_state(r.ht.value(), conv);
   return finish(r.o, p.gate, {B, T});
 }
 
@@ -99,8 +102,7 @@ Var GatedDeltaNet::step(const Var& x, MixerState& state) {
   check(x.dim() == 2, "gated_deltanet: x is {}, want [N,d]", x.shape());
   const int64_t N = x.size(0), keys = heads_ * key_dim_;
   const Projected p = project(x);
-  const Tensor qkv = causal_conv1d_step(p.qkv.value(), conv_.master(), {}, state.tensors.at(1),
-                                        ConvActivation::silu);
+  const Tensor qkv = conv_or_silu_step(p.qkv.value(), conv_, state);
   const auto columns = [&](int64_t first, int64_t heads, int64_t width) {
     return qkv.slice(1, first, first + heads * width).reshape({N, heads, width});
   };
@@ -113,8 +115,11 @@ Var GatedDeltaNet::step(const Var& x, MixerState& state) {
 
 MixerState GatedDeltaNet::zero_state(int64_t n, DType activations, Device device) const {
   const int64_t channels = 2 * heads_ * key_dim_ + v_heads_ * value_dim_;
-  return {{Tensor::zeros({n, v_heads_, key_dim_, value_dim_}, accumulate_type(activations), device),
-           Tensor::zeros({n, channels, conv_width_}, activations, device)}};
+  MixerState s{
+      {Tensor::zeros({n, v_heads_, key_dim_, value_dim_}, accumulate_type(activations), device)}};
+  if (conv_width_)
+    s.tensors.push_back(Tensor::zeros({n, channels, conv_width_}, activations, device));
+  return s;
 }
 
 std::optional<DecayGate> GatedDeltaNet::decay_gate_parameters() const {
@@ -123,7 +128,7 @@ std::optional<DecayGate> GatedDeltaNet::decay_gate_parameters() const {
 
 Tensor GatedDeltaNet::gate_preactivations(const Tensor& h) const {
   const NoGrad off;
-  const int64_t begin = 2 * heads_ * key_dim_ + 2 * v_heads_ * value_dim_;
+  const int64_t begin = 2 * heads_ * key_dim_ + v_heads_ * value_dim_ + gates_;
   const Tensor w = input_.master().slice(0, begin, begin + v_heads_);
   return linear(h.to(w.dtype()).reshape({-1, h.shape().back()}), w).value();
 }

@@ -24,11 +24,13 @@ class GatedDeltaNet : public Mixer {
   Var finish(const Var& o, const Var& gate, const Shape& lead) const;
   DeltaRuleOptions rule_options() const;
 
-  int64_t heads_, v_heads_, key_dim_, value_dim_, conv_width_;
+  int64_t heads_, v_heads_, key_dim_, value_dim_;
+  int64_t conv_width_;  // 0: no convolution, silu alone
+  int64_t gates_;       // columns of the output's gate, 0 where there is none
   double eps_, beta_scale_;
   // One product for everything the input is multiplied with: rows q | k | v | gate | a | b.
   Parameter input_;
-  Parameter conv_;  // [channels of q | k | v, W]
+  Parameter conv_;  // [channels of q | k | v, W], undefined without
   Parameter A_log_, dt_bias_, o_norm_, output_;
 };
 

@@ -4,7 +4,7 @@
 
 #include "autograd/tape.h"
 #include "models/heads.h"
-#include "ops/causal_conv1d.h"
+#include "models/short_conv.h"
 #include "ops/decay_gate.h"
 #include "ops/gated_rms_norm.h"
 #include "ops/matmul.h"
@@ -19,7 +19,7 @@ ChannelDeltaNet::ChannelDeltaNet(const ModelConfig& c, DeltaGates gates)
       v_heads_(c.v_heads()),
       key_dim_(c.head_dim),
       value_dim_(c.v_dim()),
-      conv_width_(c.conv_size),
+      conv_width_(c.use_short_conv ? c.conv_size : 0),
       gate_heads_(gates == DeltaGates::gdn2 ? c.num_heads : c.v_heads()),
       eps_(c.norm_eps),
       erase_scale_(c.allow_neg_eigval ? 2 : 1),
@@ -34,10 +34,12 @@ ChannelDeltaNet::ChannelDeltaNet(const ModelConfig& c, DeltaGates gates)
   rows.push_back({"b_proj.weight", {gates_ == DeltaGates::gdn2 ? channels : v_heads_, d}});
   // Eight rows at a time, so that every row of the product starts at a 16-byte boundary.
   input_ = register_fused(rows, 8);
-  conv_ = register_fused({{"q_conv1d.weight", {keys, 1, conv_width_}},
-                          {"k_conv1d.weight", {keys, 1, conv_width_}},
-                          {"v_conv1d.weight", {values, 1, conv_width_}}});
-  conv_.keep_f32();
+  if (conv_width_) {
+    conv_ = register_fused({{"q_conv1d.weight", {keys, 1, conv_width_}},
+                            {"k_conv1d.weight", {keys, 1, conv_width_}},
+                            {"v_conv1d.weight", {values, 1, conv_width_}}});
+    conv_.keep_f32();
+  }
   decay_ = register_parameter("f_proj.1.weight", Tensor::zeros({channels, value_dim_}));
   gate_ = register_parameter("g_proj.1.weight", Tensor::zeros({values, value_dim_}));
   gate_bias_ = register_parameter("g_proj.1.bias", Tensor::zeros({values}), WeightDecay::off);
@@ -105,9 +107,7 @@ Var ChannelDeltaNet::forward(const Var& x, const SeqLayout& layout, const MixerS
   check(x.dim() == 3, "delta mixer: x is {}, want [B,T,d]", x.shape());
   const int64_t B = x.size(0), T = x.size(1), keys = heads_ * key_dim_;
   const Projected p = project(x);
-  const CausalConv1d conv =
-      causal_conv1d(p.qkv, conv_.var(), {}, initial ? Var(initial->tensors.at(1)) : Var(),
-                    {.final_state = final != nullptr, .layout = layout});
+  const CausalConv1d conv = conv_or_silu(p.qkv, conv_, initial, final, layout);
   const std::vector<Var> qkv = split(conv.y, -1, {keys, keys, v_heads_ * value_dim_});
   const Var q = in_heads(qkv[0], heads_), k = in_heads(qkv[1], heads_);
   const Var v = in_heads(qkv[2], v_heads_), h0 = initial ? Var(initial->tensors.at(0)) : Var();
@@ -115,7 +115,7 @@ Var ChannelDeltaNet::forward(const Var& x, const SeqLayout& layout, const MixerS
   options.want_final_state = final != nullptr, options.layout = layout;
   const DeltaRuleOutput r = gates_ == DeltaGates::kda ? kda(q, k, v, p.z, p.b, h0, options)
                                                       : gdn2(q, k, v, p.z, p.b, p.w, h0, options);
-  if (final) final->tensors = {r.ht.value(), conv.final_state.value()};
+  if (final) final->tensors = with_conv_state(r.ht.value(), conv);
   return finish(r.o, p.gate, {B, T});
 }
 
@@ -124,8 +124,7 @@ Var ChannelDeltaNet::step(const Var& x, MixerState& state) {
   check(x.dim() == 2, "delta mixer: x is {}, want [N,d]", x.shape());
   const int64_t N = x.size(0), keys = heads_ * key_dim_;
   const Projected p = project(x);
-  const Tensor qkv = causal_conv1d_step(p.qkv.value(), conv_.master(), {}, state.tensors.at(1),
-                                        ConvActivation::silu);
+  const Tensor qkv = conv_or_silu_step(p.qkv.value(), conv_, state);
   const auto columns = [&](int64_t first, int64_t heads, int64_t width) {
     return qkv.slice(1, first, first + heads * width).reshape({N, heads, width});
   };
@@ -140,8 +139,11 @@ Var ChannelDeltaNet::step(const Var& x, MixerState& state) {
 
 MixerState ChannelDeltaNet::zero_state(int64_t n, DType activations, Device device) const {
   const int64_t channels = 2 * heads_ * key_dim_ + v_heads_ * value_dim_;
-  return {{Tensor::zeros({n, v_heads_, key_dim_, value_dim_}, accumulate_type(activations), device),
-           Tensor::zeros({n, channels, conv_width_}, activations, device)}};
+  MixerState s{
+      {Tensor::zeros({n, v_heads_, key_dim_, value_dim_}, accumulate_type(activations), device)}};
+  if (conv_width_)
+    s.tensors.push_back(Tensor::zeros({n, channels, conv_width_}, activations, device));
+  return s;
 }
 
 std::optional<DecayGate> ChannelDeltaNet::decay_gate_parameters() const {

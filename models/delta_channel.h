@@ -27,14 +27,15 @@ class ChannelDeltaNet : public Mixer {
   DeltaRuleOptions rule_options() const;
 
   DeltaGates gates_;
-  int64_t heads_, v_heads_, key_dim_, value_dim_, conv_width_;
+  int64_t heads_, v_heads_, key_dim_, value_dim_;
+  int64_t conv_width_;  // 0: no convolution, silu alone
   int64_t gate_heads_;  // of decay and erase gate: the value heads; GDN2: the q/k heads, shared by
                         // the value heads of each
   double eps_, erase_scale_, lower_bound_;
   // One product for everything the input is multiplied with: rows q | k | v | w | f | gate | b,
   // f and gate being the inner layers of the two low-rank products.
   Parameter input_;
-  Parameter conv_;                      // [channels of q | k | v, W]
+  Parameter conv_;                      // [channels of q | k | v, W], undefined without
   Parameter decay_, gate_, gate_bias_;  // their outer layers
   Parameter A_log_, dt_bias_, o_norm_, output_;
 };

@@ -22,6 +22,11 @@ inline Var in_heads(const Var& x, int64_t heads) {
   shape.push_back(width);
   return reshape(x, shape);
 }
+// [...,G,P] -> [...,heads,P]: each head for the heads/G that share it.
+inline Var repeated_heads(const Var& x, int64_t heads) {
+  const int64_t own = x.size(-2);
+  return own == heads ? x : repeat_interleave(x, x.dim() - 2, heads / own);
+}
 // [...,H,P] -> [...,H·P]
 inline Var from_heads(const Var& x) { return flatten(x, -2, -1); }
 

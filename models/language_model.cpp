@@ -174,6 +174,12 @@ Device LanguageModel::device() const { return body_.norm.weight().master().devic
 
 DType LanguageModel::activation_dtype() const { return body_.embeddings.weight().var().dtype(); }
 
+StateDict LanguageModel::stored_state() const {
+  StateDict state = state_dict();
+  if (stored_head_) state.emplace_back("lm_head.weight", body_.embeddings.weight().master());
+  return state;
+}
+
 Var LanguageModel::head_weight() const {
   return lm_head_ ? lm_head_->weight().var() : body_.embeddings.weight().var();
 }
@@ -231,7 +237,7 @@ Var LanguageModel::logits(const Var& hidden, std::optional<DType> dtype) const {
 
 LanguageModel::LossResult LanguageModel::loss(const Tensor& tokens, const Tensor& labels,
                                               const SeqLayout& layout, const Tensor& count,
-                                              const Tensor& rows) const {
+                                              const Tensor& rows, int64_t positions) const {
   check(labels.shape() == tokens.shape(), "language model: labels are {}, tokens {}",
         labels.shape(), tokens.shape());
   const Var h = hidden(tokens, layout);
@@ -239,7 +245,8 @@ LanguageModel::LossResult LanguageModel::loss(const Tensor& tokens, const Tensor
   const Var flat = reshape(h, {n, h.shape().back()});
   const Tensor targets = labels.reshape({n});
   const LinearCrossEntropyOptions options{.count = count,
-                                          .l2_wrap = config_.use_l2warp ? kL2Wrap : 0};
+                                          .l2_wrap = config_.use_l2warp ? kL2Wrap : 0,
+                                          .l2_wrap_rows = positions ? positions : n};
   if (rows) {
     const CrossEntropy r = linear_cross_entropy(index_select(flat, 0, rows), head_weight(),
                                                 index_select(targets, 0, rows).value(), options);

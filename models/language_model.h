@@ -95,8 +95,9 @@ class LanguageModel : public Module {
   // labels i64 [B,T], already shifted: what each position is to predict, -100 to leave it out.
   // `count`: device scalar to divide by (undefined: the number of labels in this batch). `rows` i64
   // [n] on the device: positions among the B·T that alone pass the head, where few have a label.
+  // `positions`: what use_l2warp divides by, the tokens of all micro-batches (0: of this batch).
   LossResult loss(const Tensor& tokens, const Tensor& labels, const SeqLayout& layout = {},
-                  const Tensor& count = {}, const Tensor& rows = {}) const;
+                  const Tensor& count = {}, const Tensor& rows = {}, int64_t positions = 0) const;
 
   // Decoding, nothing is recorded. prefill: logits [N,V] after the last token of every sequence;
   // an empty sequence is an error. `state` may hold what precedes the tokens, and is replaced.
@@ -107,6 +108,10 @@ class LanguageModel : public Module {
   // Frozen scales of the decays (RWKV-7, ModelConfig::frozen_decay_scale), from now on part of the
   // state.
   void use_decay_scales();
+
+  // A tied head is saved beside the embedding that it equals, as it was found.
+  void store_tied_head() { stored_head_ = config_.tie_word_embeddings; }
+  StateDict stored_state() const;  // state_dict(), with that head
 
   void set_recompute(bool on) { recompute_ = on; }  // activation checkpointing, block by block
 
@@ -125,7 +130,7 @@ class LanguageModel : public Module {
   ModelConfig config_;
   Body body_;
   std::unique_ptr<Linear> lm_head_;  // null when tied to the embedding
-  bool recompute_ = false;
+  bool recompute_ = false, stored_head_ = false;
 };
 
 // The mixer that the config's model_type names, for a layer. lower_bounds: hgrn2's, of all layers.

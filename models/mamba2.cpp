@@ -10,7 +10,9 @@
 #include "ops/gated_rms_norm.h"
 #include "ops/matmul.h"
 #include "ops/movement.h"
+#include "ops/rms_norm.h"
 #include "ops/ssd.h"
+#include "ops/swiglu.h"
 #include "tensor/check.h"
 
 namespace ebb {
@@ -25,10 +27,15 @@ Mamba2::Mamba2(const ModelConfig& c, int64_t reads)
       conv_width_(c.conv_size),
       eps_(c.norm_eps),
       dt_min_(c.dt_limit_low),
-      dt_max_(c.dt_limit_high.value_or(std::numeric_limits<double>::infinity())) {
+      dt_max_(c.dt_limit_high.value_or(std::numeric_limits<double>::infinity())),
+      norm_first_(c.norm_before_gate) {
   const int64_t d = c.hidden_size;
   // Eight rows at a time, so that every row of the product starts at a 16-byte boundary.
-  input_ = register_fused({{"in_proj.weight", {inner_ + channels() + heads_, d}}}, 8);
+  input_ = register_fused({{"in_proj.weight", {columns(), d}}}, 8);
+  if (c.use_bias) {
+    input_bias_ = register_fused({{"in_proj.bias", {columns()}}}, 8, WeightDecay::off);
+    input_bias_.keep_f32();
+  }
   conv_ = register_parameter("conv1d.weight", Tensor::zeros({channels(), 1, conv_width_}));
   conv_.keep_f32();
   if (c.use_conv_bias)
@@ -36,8 +43,11 @@ Mamba2::Mamba2(const ModelConfig& c, int64_t reads)
   dt_bias_ = register_parameter("dt_bias", Tensor::zeros({heads_}), WeightDecay::off);
   A_log_ = register_parameter("A_log", Tensor::zeros({heads_}), WeightDecay::off);
   D_ = register_parameter("D", Tensor::full({heads_}, 1), WeightDecay::off);
-  norm_ = register_parameter("norm.weight", Tensor::full({inner_}, 1), WeightDecay::off);
+  if (c.rmsnorm)
+    norm_ = register_parameter("norm.weight", Tensor::full({inner_}, 1), WeightDecay::off);
   output_ = register_parameter("out_proj.weight", Tensor::zeros({d, inner_}));
+  if (c.use_bias)
+    output_bias_ = register_parameter("out_proj.bias", Tensor::zeros({d}), WeightDecay::off);
 }
 
 // The columns of the input product.
@@ -48,7 +58,9 @@ struct Mamba2::Projected {
 };
 
 Mamba2::Projected Mamba2::project(const Var& x) const {
-  const Var all = linear(x, input_.var());
+  Var bias;
+  if (input_bias_.defined()) bias = reshape(input_bias_.var(), {input_bias_.master().numel()});
+  const Var all = linear(x, input_.var(), bias);
   std::vector<int64_t> sizes = {inner_, channels(), heads_};
   const int64_t rest = all.shape().back() - sizes[0] - sizes[1] - sizes[2];
   if (rest > 0) sizes.push_back(rest);
@@ -98,9 +110,20 @@ Mamba2::Inputs Mamba2::step_inputs(const Var& x, const Tensor& conv_state) const
 }
 
 Var Mamba2::finish(const Var& y, const Inputs& in) const {
-  const Var normed = gated_rms_norm(reshape(y, in.z.shape()), in.z, norm_.var(),
-                                    {.eps = float(eps_), .order = GateOrder::gate_first});
-  return linear(normed, output_.var());
+  const Var flat = reshape(y, in.z.shape());
+  const Var bias = output_bias_.defined() ? output_bias_.var() : Var();
+  if (!norm_.defined()) return linear(swiglu(in.z, flat), output_.var(), bias);
+  if (!norm_first_)
+    return linear(
+        gated_rms_norm(flat, in.z, norm_.var(),
+                       {.eps = float(eps_), .order = GateOrder::gate_first, .groups = groups_}),
+        output_.var(), bias);
+  // The norm's weight differs from group to group: times the gate it stands behind the norm.
+  Shape grouped = in.z.shape();
+  grouped[flat.dim() - 1] = groups_;
+  grouped.push_back(inner_ / groups_);
+  const Var normed = reshape(rms_norm(reshape(flat, grouped), {}, float(eps_)), in.z.shape());
+  return linear(mul(swiglu(in.z, normed), cast(norm_.var(), normed.dtype())), output_.var(), bias);
 }
 
 SsdOptions Mamba2::ssd_options() const {
@@ -146,7 +169,10 @@ Tensor Mamba2::gate_preactivations(const Tensor& h) const {
   const NoGrad off;
   const int64_t begin = inner_ + channels();
   const Tensor w = input_.master().slice(0, begin, begin + heads_);
-  return linear(h.to(w.dtype()).reshape({-1, h.shape().back()}), w).value();
+  Var bias;
+  if (input_bias_.defined())
+    bias = input_bias_.master().slice(0, begin, begin + heads_).reshape({heads_});
+  return linear(h.to(w.dtype()).reshape({-1, h.shape().back()}), w, bias).value();
 }
 
 Tensor Mamba2::log_decays(const Var& h) const {

@@ -1,6 +1,7 @@
 // Mamba-2's mixer (models.md 7.4): one projection to z | x | B | C | dt, short convolution over x,
 // B and C, SSD, gate-then-norm, output projection. Names and shapes of its parameters are the
-// public library's.
+// public library's. With n_groups > 1, head h reads B and C of group h // (H/G), as mamba_ssm and
+// the public library's kernels have it, and each group's channels are normalised apart.
 #pragma once
 #include "models/config.h"
 #include "nn/mixer.h"
@@ -38,11 +39,14 @@ class Mamba2 : public Mixer {
 
   int64_t heads_, head_dim_, groups_, state_size_, reads_, inner_, conv_width_;
   double eps_, dt_min_, dt_max_;
-  Parameter input_;             // rows z | x | B | C | dt
-  Parameter conv_, conv_bias_;  // [channels of x | B | C, W]; the bias may be absent
-  Parameter A_log_, D_, dt_bias_, norm_, output_;
+  bool norm_first_;               // norm_before_gate
+  Parameter input_, input_bias_;  // rows z | x | B | C | dt
+  Parameter conv_, conv_bias_;    // [channels of x | B | C, W]
+  Parameter A_log_, D_, dt_bias_;
+  Parameter norm_, output_, output_bias_;  // biases and norm may be absent
 
  private:
+  int64_t columns() const { return inner_ + channels() + heads_; }
   int64_t channels() const { return inner_ + (1 + reads_) * groups_ * state_size_; }
   struct Projected;
   Projected project(const Var& x) const;

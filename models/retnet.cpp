@@ -2,9 +2,9 @@
 
 #include "autograd/tape.h"
 #include "models/attention_mixers.h"
+#include "models/head_norm.h"
 #include "models/heads.h"
 #include "ops/gated_linear_attention.h"
-#include "ops/gated_rms_norm.h"
 #include "ops/matmul.h"
 #include "ops/rotary.h"
 #include "tensor/check.h"
@@ -27,7 +27,9 @@ class RetNet : public Mixer {
   Var finish(const Var& o, const Var& gate) const;
   Tensor decays(const Shape& lead, DType activations, Device device) const;
 
-  int64_t heads_, key_dim_, value_dim_;
+  int64_t heads_, kv_heads_;  // of q and the output; of k and v
+  int64_t key_dim_, value_dim_;
+  bool gated_;  // the output
   double eps_;
   Parameter input_;  // rows q | k | v | gate
   Parameter o_norm_, output_;
@@ -35,34 +37,39 @@ class RetNet : public Mixer {
 
 RetNet::RetNet(const ModelConfig& c)
     : heads_(c.num_heads),
+      kv_heads_(c.key_heads()),
       key_dim_(c.gla_key_width() / c.num_heads),
       value_dim_(c.gla_value_width() / c.num_heads),
+      gated_(c.use_output_gate),
       eps_(c.norm_eps) {
-  const int64_t d = c.hidden_size, keys = c.gla_key_width(), values = c.gla_value_width();
-  input_ = register_fused({{"q_proj.weight", {keys, d}},
-                           {"k_proj.weight", {keys, d}},
-                           {"v_proj.weight", {values, d}},
-                           {"g_proj.weight", {values, d}}});
-  o_norm_ = register_parameter("g_norm_swish_gate.weight", Tensor::full({value_dim_}, 1),
-                               WeightDecay::off);
+  const int64_t d = c.hidden_size, values = heads_ * value_dim_;
+  std::vector<FusedPart> rows = {{"q_proj.weight", {heads_ * key_dim_, d}},
+                                 {"k_proj.weight", {kv_heads_ * key_dim_, d}},
+                                 {"v_proj.weight", {kv_heads_ * value_dim_, d}}};
+  if (gated_) rows.push_back({"g_proj.weight", {values, d}});
+  input_ = register_fused(rows);
+  if (c.elementwise_affine)
+    o_norm_ = register_parameter(gated_ ? "g_norm_swish_gate.weight" : "g_norm.weight",
+                                 Tensor::full({value_dim_}, 1), WeightDecay::off);
   output_ = register_parameter("o_proj.weight", Tensor::zeros({d, values}));
 }
 
 struct RetNet::Projected {
   Var q, k;     // [...,H,K]
-  Var v, gate;  // [...,H,V]
+  Var v, gate;  // [...,H,V]; the gate undefined without one
 };
 
 RetNet::Projected RetNet::project(const Var& x) const {
-  const int64_t keys = heads_ * key_dim_, values = heads_ * value_dim_;
-  const auto p = columns_of(linear(x, input_.var()), {keys, keys, values, values});
-  return {in_heads(p[0], heads_), in_heads(p[1], heads_), in_heads(p[2], heads_),
-          in_heads(p[3], heads_)};
+  const int64_t gate = gated_ ? heads_ * value_dim_ : 0;
+  const auto p = columns_of(linear(x, input_.var()), {heads_ * key_dim_, kv_heads_ * key_dim_,
+                                                      kv_heads_ * value_dim_, gate});
+  const auto shared = [&](const Var& t) { return repeated_heads(in_heads(t, kv_heads_), heads_); };
+  return {in_heads(p[0], heads_), shared(p[1]), shared(p[2]),
+          gated_ ? in_heads(p[3], heads_) : Var()};
 }
 
 Var RetNet::finish(const Var& o, const Var& gate) const {
-  const Var y = gated_rms_norm(o, gate, o_norm_.var(), {.eps = float(eps_)});
-  return linear(from_heads(y), output_.var());
+  return linear(from_heads(head_norm(o, gate, o_norm_, eps_)), output_.var());
 }
 
 // [...,H]: log(1 − 2^{−5−h}) of every token.

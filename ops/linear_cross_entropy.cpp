@@ -70,11 +70,11 @@ struct Largest {
     else
       cpu::max(z, shape, false, value, index);
   }
-  void add(const Tensor& z, double factor, const Tensor& count) const {
+  void add(const Tensor& z, double factor) const {
     if (kWithCuda && z.on_cuda())
-      gpu::add_at(z, index, value, factor, count);
+      gpu::add_at(z, index, value, factor, {});
     else
-      cpu::add_at(z, index, value, factor, count);
+      cpu::add_at(z, index, value, factor, {});
   }
 };
 
@@ -96,6 +96,8 @@ Inputs checked_inputs(const Tensor& x, const Tensor& w, const Tensor& labels,
   check_same_device(kOp, x, {&w, &o.token_weights});
   check(o.reduction != Reduction::none, "{}: no reduction 'none'; use cross_entropy for that", kOp);
   check(o.l2_wrap >= 0, "{}: l2_wrap is {}, want 0 (none) or more", kOp, o.l2_wrap);
+  check(o.l2_wrap_rows >= 0, "{}: l2_wrap_rows is {}, want 0 (this call's) or more", kOp,
+        o.l2_wrap_rows);
   check(o.chunk_rows >= 0, "{}: chunk_rows is {}, want 0 (automatic) or more", kOp, o.chunk_rows);
   Inputs in;
   in.lead = x.shape().first(x.dim() - 1);
@@ -139,7 +141,7 @@ void run_chunks(const Inputs& in, int64_t ignore_index, double l2_wrap, int64_t 
         gpu::softmax_gradient(z, labels, ignore_index, scale, part(lse), part(token_loss));
       else
         cpu::softmax_gradient(z, labels, ignore_index, scale, part(lse), part(token_loss));
-      if (largest) largest->add(z, l2_wrap, in.count);
+      if (largest) largest->add(z, l2_wrap);
     } else {
       const Tensor scratch = Tensor::empty({2, end - begin}, lse.dtype(), lse.device());
       const RowStatistics rows{scratch.select(0, 0), scratch.select(0, 1), part(lse),
@@ -199,8 +201,11 @@ CrossEntropy linear_cross_entropy(const Var& xv, const Var& wv, const Tensor& la
                             ? options.chunk_rows
                             : linear_cross_entropy_chunk(in.x.size(0), v, in.x.dtype(), device);
   const Shape rows{in.x.size(0)};
-  run_chunks(in, options.ignore_index, options.l2_wrap, chunk, token_loss.view(rows),
-             lse.view(rows), out);
+  const int64_t l2_rows = options.reduction == Reduction::sum ? 1
+                          : options.l2_wrap_rows              ? options.l2_wrap_rows
+                                                              : std::max<int64_t>(1, in.x.size(0));
+  run_chunks(in, options.ignore_index, options.l2_wrap / double(l2_rows), chunk,
+             token_loss.view(rows), lse.view(rows), out);
   const RowScale total{{}, in.weights, in.count};
   if (kWithCuda && device.is_cuda())
     gpu::total_loss(token_loss, total, loss);

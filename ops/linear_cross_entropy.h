@@ -14,7 +14,8 @@
 // Extra memory: one chunk of logits, dx and dW.
 //
 // l2_wrap = f > 0 keeps the largest logit of each row near zero (RWKV): the loss stays as it is,
-// the gradient of the row's first maximum gains f·(the logit)/count (f·logit with Reduction::sum).
+// the gradient of the row's first maximum gains f·(the logit)/rows (f·logit with Reduction::sum).
+// rows: of this call, labelled or not, or the number handed in.
 //
 // Precision: a chunk's logits have f32 sums and are stored in x's dtype, softmax in f32. For bf16
 // that is a relative error of 2⁻⁹ per logit: with |z| about 10, 2 % on a single probability,
@@ -33,6 +34,7 @@ struct LinearCrossEntropyOptions {
   Tensor token_weights = {};              // [...] f32 (f64 beside f64)
   int64_t chunk_rows = 0;                 // 0: see linear_cross_entropy_chunk
   double l2_wrap = 0;                     // f
+  int64_t l2_wrap_rows = 0;               // of all micro-batches together; 0: of this call
 };
 // As CrossEntropy; token_loss and lse are without the token weights.
 CrossEntropy linear_cross_entropy(const Var& x /*[...,d]*/, const Var& w /*[V,d]*/,

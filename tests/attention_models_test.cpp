@@ -41,6 +41,7 @@ std::vector<json> all_models() {
                  {"qk_norm", true},
                  {"qkv_bias", true}});
   all.push_back({{"model_type", "hgrn2"}, {"use_lower_bound", false}});
+  all.push_back({{"model_type", "gla"}, {"num_kv_heads", 1}, {"use_short_conv", true}});
   for (const json& fields : decay_study_grid()) all.push_back(fields);
   return all;
 }
@@ -160,7 +161,10 @@ TEST(AttentionConfig, MistakesAreNamed) {
   for (const auto& [fields, want] : std::vector<std::pair<json, std::string>>{
            {{{"model_type", "transformer"}, {"num_kv_heads", 2}},
             "/model/num_kv_heads: 2 does not divide num_heads 3"},
-           {{{"model_type", "gla"}, {"use_short_conv", true}},
+           {{{"model_type", "gla"}, {"num_kv_heads", 2}},
+            "/model/num_kv_heads: 2 does not divide num_heads 3"},
+           {{{"model_type", "gla"}, {"clamp_min", 1}}, "/model/clamp_min: must not be positive"},
+           {{{"model_type", "retnet"}, {"use_short_conv", true}},
             "/model/use_short_conv: true is not supported"},
            {{{"model_type", "gla"}, {"expand_k", 0.3}}, "/model/expand_k"},
            {{{"model_type", "retnet"}, {"window_size", 3}}, "/model/window_size"},

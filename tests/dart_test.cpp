@@ -437,7 +437,10 @@ TEST(Dart, ConfigsThatMakeNoSenseAreRefused) {
       {{{"sma_shared_read", 1}}, "sma_shared_read: want true or false"},
       {{{"state_size", 512}}, "state_size: must be at most 256"},
       {{{"head_dim", 48}}, "num_heads: 16 heads of 48"},
-      {{{"n_groups", 2}}, "n_groups: 2 is not supported"}};
+      {{{"n_groups", 2}}, "n_groups: 2 is not supported"},
+      {{{"use_bias", true}}, "use_bias: true is not supported"},
+      {{{"rmsnorm", false}}, "rmsnorm: false is not supported"},
+      {{{"norm_before_gate", true}}, "norm_before_gate: true is not supported"}};
   for (const auto& [change, text] : wrong)
     EXPECT_NE(config_error(change).find(text), std::string::npos)
         << change << ": " << config_error(change);

@@ -233,10 +233,8 @@ TEST(Mamba2, ConfigsThatAskForSomethingElseAreRefused) {
   EXPECT_EQ(config_error(nlohmann::json::object()), "");
   EXPECT_EQ(config_error({{"dt_limit", {0.0, nullptr}}, {"A_init_range", {1, 16}}}), "");
   const std::pair<nlohmann::json, const char*> wrong[] = {
-      {{{"n_groups", 2}}, "n_groups: 2 is not supported"},
-      {{{"use_bias", true}}, "use_bias: true is not supported"},
-      {{{"rmsnorm", false}}, "rmsnorm: false is not supported"},
-      {{{"norm_before_gate", true}}, "norm_before_gate: true is not supported"},
+      {{{"n_groups", 3}}, "n_groups: 3 does not divide num_heads 16"},
+      {{{"n_groups", 0}}, "n_groups: must be at least 1"},
       {{{"D_has_hdim", true}}, "D_has_hdim: true is not supported"},
       {{{"num_heads", 8}}, "num_heads: 8 heads of 64 are not expand·hidden_size = 1024"},
       {{{"state_size", 512}}, "state_size: must be at most 256"},

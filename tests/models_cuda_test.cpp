@@ -24,6 +24,8 @@ class GoldenModelCuda : public ::testing::TestWithParam<const char*> {
   std::string folder() const { return kModels + GetParam(); }
   const Device gpu_ = Device::cuda();
 };
+// Options of configs that those folders do not have (model_options_test.cpp).
+class ModelOptionsCuda : public GoldenModelCuda {};
 
 void check_model(const std::string& folder, Device gpu, bool bf16) {
   const auto model = load_model(folder);
@@ -50,27 +52,32 @@ void check_model(const std::string& folder, Device gpu, bool bf16) {
 TEST_P(GoldenModelCuda, F32) { check_model(folder(), gpu_, false); }
 TEST_P(GoldenModelCuda, Bf16) { check_model(folder(), gpu_, true); }
 
-TEST_P(GoldenModelCuda, GreedyContinuation) {
-  const auto model = load_model(folder());
-  model->to(gpu_);
-  const SafeTensors io(folder() + "/io.safetensors");
+TEST_P(ModelOptionsCuda, F32) { check_model(folder(), gpu_, false); }
+
+void check_greedy(const std::string& folder, Device gpu) {
+  const auto model = load_model(folder);
+  model->to(gpu);
+  const SafeTensors io(folder + "/io.safetensors");
   DecodeState state;
   Tensor logits =
       chunked_prefill(*model, {io.get("greedy.prompt").to_vector<int64_t>()}, 3, &state);
   for (const int64_t want : io.get("greedy.tokens").to_vector<int64_t>()) {
     const std::vector<int64_t> next = greedy_choice(logits);
     EXPECT_EQ(next[0], want);
-    logits = model->step(Tensor::from(next, {1}, gpu_), &state);
+    logits = model->step(Tensor::from(next, {1}, gpu), &state);
   }
 }
 
-TEST_P(GoldenModelCuda, TrainingStepsRerunBitwise) {
-  const SafeTensors io(folder() + "/io.safetensors");
+TEST_P(GoldenModelCuda, GreedyContinuation) { check_greedy(folder(), gpu_); }
+TEST_P(ModelOptionsCuda, GreedyContinuation) { check_greedy(folder(), gpu_); }
+
+void check_rerun(const std::string& folder, Device gpu) {
+  const SafeTensors io(folder + "/io.safetensors");
   const std::vector<Batch> batch = {{io.get("input_ids"), io.get("targets"), {}}};
   std::vector<StateDict> runs;
   for (int run = 0; run < 2; ++run) {
-    const auto model = load_model(folder());
-    model->to(gpu_);
+    const auto model = load_model(folder);
+    model->to(gpu);
     model->enable_bf16();
     AdamW optimizer(decay_groups(model->named_parameters(), 0.1), {.clip = 1});
     for (int i = 0; i < 3; ++i) train_step(*model, optimizer, batch, 1e-3);
@@ -81,6 +88,9 @@ TEST_P(GoldenModelCuda, TrainingStepsRerunBitwise) {
   for (size_t i = 0; i < runs[0].size(); ++i)
     EXPECT_TRUE(bitwise_equal(runs[0][i].second, runs[1][i].second)) << runs[0][i].first;
 }
+
+TEST_P(GoldenModelCuda, TrainingStepsRerunBitwise) { check_rerun(folder(), gpu_); }
+TEST_P(ModelOptionsCuda, TrainingStepsRerunBitwise) { check_rerun(folder(), gpu_); }
 
 // What the pool saw at most is weights, gradients, moments, tape and one operator's workspace.
 class TrainingMemoryCuda : public ::testing::TestWithParam<std::string> {};
@@ -120,6 +130,14 @@ INSTANTIATE_TEST_SUITE_P(Delta, TrainingMemoryCuda,
 INSTANTIATE_TEST_SUITE_P(Golden, GoldenModelCuda,
                          ::testing::Values("gated_deltanet", "gated_deltanet_gva", "kda", "mamba2",
                                            "rwkv7"));
+INSTANTIATE_TEST_SUITE_P(
+    All, ModelOptionsCuda,
+    ::testing::Values("../options/gdn_no_gate_no_conv", "../options/kda_no_conv",
+                      "../options/mamba2_groups_bias", "../options/mamba2_norm_first",
+                      "../options/mamba2_no_norm", "../options/gla_shared_keys_conv",
+                      "../options/gla_bare_norm", "../options/retnet_shared_keys",
+                      "../options/hgrn2_conv", "../options/lightnet_conv",
+                      "../options/rwkv7_l2warp_tied"));
 
 }  // namespace
 }  // namespace ebb

@@ -222,7 +222,8 @@ TEST(Rwkv7, ScalesAreSavedAndLoaded) {
   EXPECT_TRUE(bitwise_equal(again->hidden(tokens).value(), model->hidden(tokens).value()));
 }
 
-// L2 wrap: the loss as it is; each row's first maximum gains f·logit/count in the gradient.
+// L2 wrap: the loss as it is; each row's first maximum, labelled or not, gains f·logit/rows in the
+// gradient.
 TEST(Rwkv7, L2WrapPullsTheLargestLogit) {
   const Tensor x = Tensor::empty({5, 8}, DType::f64), w = Tensor::empty({11, 8}, DType::f64);
   fill_normal(x, {1, 2}, 0, 1);
@@ -240,7 +241,7 @@ TEST(Rwkv7, L2WrapPullsTheLargestLogit) {
   const Tensor z = matmul(x, w.transpose(0, 1)).value(), at = argmax(z, -1);
   for (int64_t n = 0; n < 5; ++n) {
     const int64_t j = at.data<int64_t>()[n];
-    const double g = 0.3 / 4 * z.data<double>()[n * 11 + j];
+    const double g = 0.3 / 5 * z.data<double>()[n * 11 + j];
     for (int64_t d = 0; d < 8; ++d) {
       EXPECT_NEAR(dx[1].data<double>()[n * 8 + d] - dx[0].data<double>()[n * 8 + d],
                   g * w.data<double>()[j * 8 + d], 1e-12);
@@ -248,6 +249,15 @@ TEST(Rwkv7, L2WrapPullsTheLargestLogit) {
     }
   }
   EXPECT_LE(relative_error(dw[1], dw[0]), 1e-12);
+
+  // In two calls that together have those rows, the same.
+  const Var vw = Var::leaf(w);
+  for (const auto& [begin, end] : {std::pair{0, 2}, std::pair{2, 5}})
+    backward(linear_cross_entropy(
+                 Var(x.slice(0, begin, end)), vw, labels.slice(0, begin, end),
+                 {.count = Tensor::full({}, 4, DType::i64), .l2_wrap = 0.3, .l2_wrap_rows = 5})
+                 .loss);
+  EXPECT_LE(relative_error(vw.grad(), dw[1]), 1e-12);
 }
 
 // As the public library's layer takes them: 2.5·√512 = 56.6, 5·√512 = 113.1, 1.7·√512 = 38.5.

@@ -83,6 +83,37 @@ TEST_F(Verify, NoticesOneWrongValue) {
   }
 }
 
+// The kind of its decays, not its name, says how the gradient of decays near zero is measured.
+TEST_F(Verify, DecaysNearZeroByWhatTheCaseSays) {
+  const SafeTensors file(std::string(EBB_TEST_DATA) + "/ops/gla/decay_near_zero.safetensors");
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& name : file.names()) tensors.emplace_back(name, file.get(name));
+  nlohmann::json parameters = nlohmann::json::parse(file.metadata("case"));
+  const auto save = [&](const std::string& name, const std::string& decay) {
+    parameters["name"] = name;
+    parameters["decay"] = decay;
+    save_safetensors(path("gla", name), tensors, {{"case", parameters.dump()}});
+  };
+  save("grouped", "zero");
+  const CliResult r = verify();
+  EXPECT_EQ(r.code, 0) << r.out << r.err;
+  EXPECT_NE(r.out.find("(cancellation)"), std::string::npos) << r.out;
+  save("grouped", "std");
+  EXPECT_EQ(verify().out.find("(cancellation)"), std::string::npos);
+}
+
+// What is known of the decays is read from them, not from what the case calls itself.
+TEST_F(Verify, Rwkv7NeedsNoKind) {
+  const SafeTensors file(std::string(EBB_TEST_DATA) + "/ops/rwkv7/decay_strongest.safetensors");
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const std::string& name : file.names()) tensors.emplace_back(name, file.get(name));
+  nlohmann::json parameters = nlohmann::json::parse(file.metadata("case"));
+  parameters.erase("kind");
+  save_safetensors(path("rwkv7", "a"), tensors, {{"case", parameters.dump()}});
+  const CliResult r = verify();
+  EXPECT_EQ(r.code, 0) << r.out << r.err;
+}
+
 TEST_F(Verify, NoticesNaN) {
   write_changed("grad.x", [](std::vector<float>& v) { v[3] = NAN; });
   expect_failure(verify(), "grad.x holds a NaN");

@@ -79,6 +79,12 @@ Values golden_values(const GoldenCase& c) {
   return values;
 }
 
+// What kind of decays the case says it has, or nothing.
+std::string decay_of(const GoldenCase& c) {
+  const auto found = c.parameters.find("decay");
+  return found != c.parameters.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
 // Outputs first.
 std::vector<std::string> compared_names(const GoldenCase& c) {
   std::vector<std::string> names;
@@ -111,7 +117,7 @@ VerifyResult compare(const GoldenCase& c, const std::string& name, const Values&
     r.measure = "exact zero";
     r.error = euclidean_norm(x);
     r.limit = 0;
-  } else if (measured_against_cancellation(c.op, c.name, name)) {
+  } else if (measured_against_cancellation(c.op, c.name, decay_of(c), name)) {
     r.measure = "cancellation";
     r.error = difference_norm(x, ref) / (product_norm(c.in.at("q"), want.at("grad.q")) +
                                          product_norm(c.in.at("k"), want.at("grad.k")));
@@ -205,7 +211,7 @@ std::vector<VerifyResult> verify_case(const GoldenCase& c, const Adapter& adapte
                                       DType dtype) {
   const Values golden = golden_values(c);
   const std::vector<std::string> names = compared_names(c);
-  const Limits limits = golden_limits(c.op, c.name);
+  const Limits limits = golden_limits(c.op, c.name, decay_of(c));
   std::vector<VerifyResult> results;
   const auto against_golden = [&](const Values& got, const std::string& prefix) {
     for (const std::string& name : names) {

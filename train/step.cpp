@@ -27,12 +27,12 @@ Tensor labelled_rows(const Tensor& labels, Device device) {
   return Tensor::from(rows, {int64_t(rows.size())}, device);
 }
 
-// The loss of one batch as its share of `count` labelled tokens.
-Var batch_loss(const LanguageModel& model, const Batch& b, const Tensor& count) {
+// The loss of one batch as its share of `count` labelled tokens among `positions`.
+Var batch_loss(const LanguageModel& model, const Batch& b, const Tensor& count, int64_t positions) {
   const Device device = model.device();
   return model
       .loss(b.tokens.to(device), b.labels.to(device), layout_on(b.layout, device), count,
-            model.config().use_l2warp ? Tensor() : labelled_rows(b.labels, device))
+            model.config().use_l2warp ? Tensor() : labelled_rows(b.labels, device), positions)
       .loss;
 }
 
@@ -85,13 +85,17 @@ TrainingMemory training_memory(const LanguageModel& model, const AdamW& optimize
 StepResult train_step(const LanguageModel& model, AdamW& optimizer, std::span<const Batch> batches,
                       double lr, int64_t* saved) {
   StepResult result;
-  for (const Batch& b : batches) result.tokens += labelled_tokens(b);
+  int64_t positions = 0;
+  for (const Batch& b : batches) {
+    result.tokens += labelled_tokens(b);
+    positions += b.tokens.numel();
+  }
   const Tensor count = count_tensor(result.tokens, model.device());
   optimizer.zero_grad();
   optimizer.set_lr(lr);
   Tensor total;  // on the device until the end of the step
   for (const Batch& b : batches) {
-    const Var loss = batch_loss(model, b, count);
+    const Var loss = batch_loss(model, b, count, positions);
     if (saved) *saved = std::max(*saved, tape_bytes(model, loss));
     backward(loss);
     const NoGrad off;
@@ -113,7 +117,7 @@ double mean_loss(const LanguageModel& model, std::span<const Batch> batches) {
   check(tokens > 0, "validation: no labelled tokens");
   const Tensor count = count_tensor(tokens, model.device());
   double loss = 0;
-  for (const Batch& b : batches) loss += batch_loss(model, b, count).value().item();
+  for (const Batch& b : batches) loss += batch_loss(model, b, count, 0).value().item();
   check_device_flags(model.device());
   return loss;
 }
