@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -118,6 +119,13 @@ class BadInput : public ::testing::Test {
     for (const std::string& n : file.names())
       if (n != "model.norm.weight") fewer.emplace_back(n, file.get(n));
     save_safetensors(at("m_missing_tensor/model.safetensors"), fewer, {});
+    copy_model("m_nan");
+    StateDict broken;
+    for (const std::string& n : file.names())
+      broken.emplace_back(n, n == "model.norm.weight"
+                                 ? Tensor::full(file.get(n).shape(), std::nan(""))
+                                 : file.get(n));
+    save_safetensors(at("m_nan/model.safetensors"), broken, {});
     auto tiny = small_model();
     ModelConfig small = tiny->config();
     small.vocab_size = 100;

@@ -1,6 +1,7 @@
 // ebb mqar: examples of multi-query associative recall as files, and models scored on them.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <memory>
 
 #include "eval/mqar.h"
@@ -75,7 +76,9 @@ MqarScore score(const std::string& name, const LanguageModel& model, const MqarG
   options.progress = [&](int64_t done) {
     progress.show([&] { return fmt::format("{} {}/{} examples", name, done, examples); });
   };
-  return score_mqar(model, g, examples, options);
+  const MqarScore s = score_mqar(model, g, examples, options);
+  check(std::isfinite(s.loss), "mqar eval: {}: the loss is {}", name, s.loss);
+  return s;
 }
 
 void run_eval(const Options& o) {
