@@ -11,6 +11,7 @@ set(EBB_MODEL_SOURCES
   models/weight_files.cpp
   models/config.cpp
   models/config_attention.cpp
+  models/config_mamba2.cpp
   models/config_reader.cpp
   models/dart.cpp
   models/decay_study.cpp
